@@ -1,0 +1,73 @@
+# Every command of the repository. `make help` lists them.
+#
+#   PYTHON   the interpreter that .venv is made with    make test PYTHON=python3.12
+#   ARGS     passed to what is run                      make test ARGS="-k lock"
+#   STORE    where the demo keeps its leases            make demo STORE=sqlite:///locks.db
+
+PYTHON  ?= python3
+VENV    ?= .venv
+ARGS    ?=
+STORE   ?=
+PYTHONS := 3.11 3.12 3.13
+
+RUN     := $(VENV)/bin/python
+PIP     := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
+MADE    := $(VENV)/.made
+DEMO    := $(VENV)/.demo
+DEV     := $(VENV)/.dev
+LISTS   := $(wildcard core/pyproject.toml integrations/*/pyproject.toml) constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-all check docs bench clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(DEMO) ## run the sample shop on several workers and show what its locks prevent
+	@$(RUN) -m sample_apps.fastapi_orders.demo $(if $(STORE),--store $(STORE)) $(ARGS)
+
+serve: $(DEMO) ## leave the sample shop running
+	@$(RUN) -m sample_apps.fastapi_orders.demo serve $(if $(STORE),--store $(STORE)) $(ARGS)
+
+test: $(DEV) ## run the tests
+	$(RUN) -m pytest $(ARGS)
+
+test-all: ## run the tests on every supported Python that is installed
+	@$(MAKE) --no-print-directory -k $(PYTHONS:%=test-%)
+
+check: $(DEV) ## lint, formatting and types
+	$(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m mypy
+
+docs: $(DEV) ## build the documentation into site/
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict $(ARGS)
+
+bench: $(DEV) ## run the benchmarks
+	@$(RUN) -m benchmarks $(ARGS)
+
+clean: ## remove environments, caches and what was built
+	rm -rf .venv .venv-* site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# An interpreter counts when it runs: a version manager may put a name on PATH that only prints an error.
+test-3.%:
+	@for python in python3.$* "$$HOME"/.pyenv/versions/3.$*.*/bin/python; do \
+	  "$$python" -c "import sys; sys.exit(sys.version_info[:2] != (3, $*))" 2>/dev/null && exec $(MAKE) --no-print-directory test VENV=.venv-3.$* PYTHON="$$python"; \
+	done; echo "Python 3.$*: NOT TESTED, no such interpreter on PATH or under ~/.pyenv/versions"
+
+$(MADE):
+	@$(PYTHON) -c "" || { echo "No Python at '$(PYTHON)'. Name one that is 3.11 or newer: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) -V 2>&1). Name another: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c "import ensurepip, venv" || { echo "$(PYTHON) has no venv module. Install it (Debian and Ubuntu: apt install python3-venv) and run make again." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(DEMO): $(LISTS) requirements-demo.txt | $(MADE)
+	@echo "Installing what the demo needs into $(VENV), half a minute the first time ..."
+	@$(PIP) -e core -e integrations/starlette -e integrations/fastapi -r requirements-demo.txt
+	@touch $@
+
+# The development environment contains the demo's.
+$(DEV): $(LISTS) requirements-demo.txt requirements-dev.txt | $(MADE)
+	@echo "Installing the development environment into $(VENV), a minute the first time ..."
+	@$(PIP) -e core -e integrations/starlette -e integrations/fastapi -e integrations/django -r requirements-dev.txt
+	@touch $(DEMO) $@

@@ -1,0 +1,188 @@
+"""`Grelmicro`: opens what an application uses in order, and closes it in reverse."""
+
+import asyncio
+import os
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from contextvars import Token
+from inspect import isclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, cast
+
+from grelmicro import lifecycle
+from grelmicro.background import BackgroundLoop
+from grelmicro.context import App, bound, open_apps
+from grelmicro.errors import OutOfContextError, SettingsValidationError
+from grelmicro.lifecycle import Resource
+from grelmicro.signals import handing_over
+
+if TYPE_CHECKING:
+    from grelmicro.coordination.component import Coordination
+
+ENVIRONMENTS = ("development", "test", "staging", "production")
+
+
+class Grelmicro(Resource):
+    """An application's coordination, and whatever else shall open and close with it.
+
+    Open it with `async with`; in code without an event loop with `with`, which runs one of its own in a thread. It can be opened again after it was closed. Who opens it while it is open shares it.
+
+    Args:
+        uses: a `Coordination`, providers, `Tasks` and any other async context managers, or classes of them that need
+            no argument. They open in this order, but `Tasks` open last and close first.
+        environment: `development`, `test`, `staging` or `production`; None: the variable GREL_ENVIRONMENT.
+        signals: at SIGTERM and SIGINT, hand leadership over at once and end the task that opened the app, for programs
+            without a server that handles signals. Web integrations do their own.
+
+    Raises:
+        SettingsValidationError: one of them cannot be opened, two are of one kind, or the environment is not known.
+    """
+
+    def __init__(self, uses: Iterable[object] = (), *, environment: str | None = None, signals: bool = False) -> None:
+        self.environment = _environment(environment)
+        self._signals = signals
+        self._uses: list[object] = []
+        self._opened = AsyncExitStack()
+        self._tokens: list[Token[App | None]] = []
+        self._background: BackgroundLoop | None = None
+        for item in uses:
+            self.use(item)
+
+    def use(self, item: object) -> None:
+        """Open `item` too, the next time this app is opened.
+
+        Raises:
+            SettingsValidationError: it is no async context manager, or there is one of its kind already.
+            OutOfContextError: the app is open.
+        """
+        if self.is_open:
+            raise OutOfContextError("use() came after the app was opened: add everything before")
+        item = item() if isclass(item) else item
+        if not (hasattr(item, "__aenter__") and hasattr(item, "__aexit__")):
+            raise SettingsValidationError(
+                f"Grelmicro uses async context managers, such as Coordination, a provider or Tasks, "
+                f"not {type(item).__name__}"
+            )
+        kind = getattr(item, "kind", None)
+        if kind == "coordination" and any(getattr(other, "kind", None) == kind for other in self._uses):
+            raise SettingsValidationError(
+                "Grelmicro uses one Coordination: give it a backend for each slot with lock=, election= and schedule="
+            )
+        self._uses.append(item)
+
+    def component(self, kind: str) -> object:
+        """What it uses of a kind, such as `coordination`.
+
+        Raises:
+            OutOfContextError: there is none.
+        """
+        for item in self._uses:
+            if getattr(item, "kind", None) == kind:
+                return item
+        raise OutOfContextError(
+            f"this app has no {kind}: add one, such as Grelmicro(uses=[Coordination.from_url('sqlite:///locks.db')])"
+        )
+
+    @property
+    def coordination(self) -> "Coordination":
+        """Its `Coordination`; it can build locks and elections before the app is open."""
+        return cast("Coordination", self.component("coordination"))
+
+    async def open(self) -> None:
+        """Open what it uses; when one fails, those opened before are closed again."""
+        # Work may start as soon as Tasks are open, so all that it needs is open before and closes after.
+        ordered = sorted(self._uses, key=lambda item: getattr(item, "kind", "") == "tasks")
+        open_apps.append(self)
+        try:
+            async with AsyncExitStack() as stack:
+                if self._signals and (task := asyncio.current_task()) is not None:
+                    stack.enter_context(handing_over(self, unhandled=task.cancel))
+                for item in ordered:
+                    await stack.enter_async_context(item)  # type: ignore[arg-type]
+                self._opened = stack.pop_all()
+        except BaseException:
+            open_apps.remove(self)
+            raise
+
+    async def close(self) -> None:
+        """Close what it uses, in reverse order."""
+        try:
+            await self._opened.aclose()
+        finally:
+            open_apps.remove(self)
+
+    def hand_over(self) -> None:
+        """Begin to end what other workers can take up, such as leadership; returns at once. Everything stays open."""
+        for item in self._uses:
+            if (begin := getattr(item, "hand_over", None)) is not None:
+                begin()
+
+    def abandon(self) -> None:
+        """Forget what an event loop that is gone had opened."""
+        self._opened.pop_all()
+        if self in open_apps:
+            open_apps.remove(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it serves in this process: from when it begins to open until it has closed."""
+        return self in open_apps and self._generation is lifecycle.generation
+
+    async def __aenter__(self) -> Self:
+        token = bound.set(self)
+        try:
+            await super().__aenter__()
+        except BaseException:
+            bound.reset(token)
+            raise
+        self._tokens.append(token)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, traceback)
+        finally:
+            if self._tokens:
+                _reset(self._tokens.pop())
+
+    def __enter__(self) -> Self:
+        """Open it on an event loop of its own, in a thread; for code that has no running loop.
+
+        Raises:
+            OutOfContextError: an event loop runs in this thread, or it is open that way already.
+        """
+        if self._background is not None and self._background.alive:
+            raise OutOfContextError("this app is open in a `with` already: open it once around the whole program")
+        self._background = BackgroundLoop(self)
+        self._background.start()
+        self._tokens.append(bound.set(self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        background, self._background = self._background, None
+        try:
+            if background is not None:
+                background.stop()
+        finally:
+            if self._tokens:
+                _reset(self._tokens.pop())
+
+
+def _reset(token: Token[App | None]) -> None:
+    try:
+        bound.reset(token)
+    except ValueError:
+        # Closed in another context than it was opened in, as async fixtures do: that one has no binding to undo.
+        return
+
+
+def _environment(given: str | None) -> str:
+    environment = given or os.environ.get("GREL_ENVIRONMENT") or "development"
+    if environment not in ENVIRONMENTS:
+        source = "environment=" if given else "GREL_ENVIRONMENT"
+        raise SettingsValidationError(f"Grelmicro: {source} should be one of {', '.join(ENVIRONMENTS)}")
+    return environment

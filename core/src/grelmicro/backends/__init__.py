@@ -1,0 +1,1 @@
+"""The stores that come with the package, one file each: the only place where client libraries are imported."""

@@ -1,0 +1,67 @@
+"""An event loop in a thread, for programs that have none of their own."""
+
+import asyncio
+import threading
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager
+
+from grelmicro.errors import OutOfContextError
+
+LOOK = 1.0
+"""Seconds between two looks at whether the thread still lives."""
+
+
+class BackgroundLoop:
+    """Keeps `opened` open in the main task of an event loop that runs in a daemon thread."""
+
+    def __init__(self, opened: AbstractAsyncContextManager[object]) -> None:
+        self._opened = opened
+        self._ready: Future[None] = Future()
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+        # A daemon: a program that forgets to close it must still be able to exit.
+        self._thread = threading.Thread(target=self._run, name="grelmicro-loop", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Start the thread and wait until everything is open; raises what opening raised."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise OutOfContextError("`with` was used where an event loop runs: use `async with` here")
+        self._thread.start()
+        self._ready.result()
+
+    def stop(self) -> None:
+        """Close everything and wait for the end of the thread; raises what closing raised."""
+        if self._loop is not None and self._stop is not None and self._thread.is_alive():
+            try:
+                self._loop.call_soon_threadsafe(self._stop.set)
+            except RuntimeError:  # the loop closed in this very moment
+                pass
+        while self._thread.is_alive():
+            self._thread.join(LOOK)
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except BaseException as error:
+            self._failure = error
+            if not self._ready.done():
+                self._failure = None
+                self._ready.set_exception(error)
+
+    async def _main(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with self._opened:
+            self._ready.set_result(None)
+            await self._stop.wait()

@@ -1,0 +1,123 @@
+"""Time, in one object: every deadline, lease and pause of this package reads it, and tests move it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Protocol, runtime_checkable
+
+DRIFT = 0.01
+"""The share of a lease that is given up for clocks that run at different rates."""
+
+
+class Timer(Protocol):
+    """What `Clock.call_later` returns."""
+
+    def cancel(self) -> object:
+        """Do not call back any more."""
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """A source of time, in seconds as float."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back and goes on while the machine sleeps."""
+
+    def wall(self) -> float:
+        """Seconds since 1970, for display and for numbers that must outlive a restart."""
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
+        """Call `callback` on the running event loop after `delay` seconds."""
+
+
+class SystemClock:
+    """The machine's time."""
+
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        # Unlike CLOCK_MONOTONIC it counts a suspended machine, on which leases run out elsewhere.
+        now = staticmethod(partial(time.clock_gettime, time.CLOCK_BOOTTIME))
+    else:
+        now = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> Timer:
+        """Call `callback` on the running event loop after `delay` seconds."""
+        return asyncio.get_running_loop().call_later(delay, callback)
+
+
+SYSTEM_CLOCK = SystemClock()
+
+
+@asynccontextmanager
+async def time_limit(clock: Clock, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+    """Raise `TimeoutError` from the block when it runs longer than `seconds` (None: no limit) by `clock`."""
+    async with asyncio.timeout(None) as scope:
+        if seconds is None:
+            yield scope
+            return
+        # A time in the past makes asyncio's own scope expire now: its rules of cancellation are kept.
+        timer = clock.call_later(max(seconds, 0.0), partial(scope.reschedule, 0.0))
+        try:
+            yield scope
+        finally:
+            timer.cancel()
+
+
+async def sleep(clock: Clock, seconds: float) -> None:
+    """Sleep `seconds` by `clock`."""
+    await Signal().wait(clock, seconds)
+
+
+class Signal:
+    """A wake-up for everyone who waits at this moment; it is remembered for nobody."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[bool]] = set()
+
+    def send(self) -> None:
+        """Wake all who wait now."""
+        for future in self._waiting:
+            _resolve(future, True)
+
+    def subscribe(self) -> asyncio.Future[bool]:
+        """A future that the next `send` completes; give it back to `unsubscribe`."""
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        return future
+
+    def unsubscribe(self, future: asyncio.Future[bool]) -> None:
+        """Forget a future of `subscribe`."""
+        self._waiting.discard(future)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits."""
+        return not self._waiting
+
+    async def wait(self, clock: Clock, seconds: float | None = None) -> bool:
+        """Wait for the next `send`, at most `seconds` by `clock`; whether it came."""
+        future = self.subscribe()
+        try:
+            return await expect(future, clock, seconds)
+        finally:
+            self.unsubscribe(future)
+
+
+async def expect(future: asyncio.Future[bool], clock: Clock, seconds: float | None) -> bool:
+    """Await `future` of a `Signal`, at most `seconds` by `clock`; whether the signal came."""
+    if seconds is None or future.done():
+        return await future
+    timer = clock.call_later(max(seconds, 0.0), partial(_resolve, future, False))
+    try:
+        return await future
+    finally:
+        timer.cancel()
+
+
+def _resolve(future: asyncio.Future[bool], came: bool) -> None:
+    if not future.done():
+        future.set_result(came)

@@ -1,0 +1,255 @@
+"""Settings: keyword, then environment, then default, checked once and frozen."""
+
+import os
+import re
+import unicodedata
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, ClassVar, Generic, TypeVar, cast
+from uuid import UUID
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from grelmicro.errors import SettingsValidationError
+
+LONGEST = 10 * 366 * 24 * 3600.0
+"""Ten years: the longest duration that is accepted, in seconds."""
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("should be a number of seconds, not true or false")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+"""A duration in seconds: more than 0, at most ten years."""
+
+Ratio = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1, allow_inf_nan=False)]
+"""A share: 0 or more, less than 1."""
+
+Interval = Annotated[Seconds, Field(ge=0.001)]
+"""A pause in seconds: at least a millisecond."""
+
+
+class Config(BaseModel):
+    """A frozen set of settings. It composes in an application's own pydantic-settings class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    kind: ClassVar[str]
+    """The segment of its environment variables: `GREL_{kind}_...`."""
+
+
+class WorkerConfig(Config):
+    """Settings of something that holds leases under a worker's name."""
+
+    worker: Annotated[str | UUID, Field(union_mode="left_to_right")] | None = None
+    """Readable name of this worker, the prefix of what is stored as holder; None: 16 random hex characters."""
+
+
+C = TypeVar("C", bound=Config)
+
+
+def build(
+    config: type[C], owner: str, given: Mapping[str, object], *, name: str | None = None, prefix: str | None = None
+) -> C:
+    """The settings of one instance: those of `given` that are not None, then the environment, then the defaults.
+
+    Args:
+        config: the class of settings.
+        owner: who asks, for error texts, such as `Lock 'cart'`.
+        given: keywords.
+        name: the instance's name, the second segment of `GREL_{kind}_{name}_{field}`; None reads no environment.
+        prefix: replaces `GREL_{kind}_{name}_`, and switches the fall-back to `GREL_{kind}_{field}` off.
+
+    Raises:
+        SettingsValidationError: a value breaks a rule.
+    """
+    keywords = {field: value for field, value in given.items() if value is not None}
+    found = {} if name is None else _from_environment(config, name, prefix)
+    if not keywords and not found:
+        return cast(C, _default(config))
+    values = {field: value for field, (value, _) in found.items()} | keywords
+    try:
+        return config(**values)
+    except ValidationError as error:
+        raise SettingsValidationError(_explain(error, owner, config, keywords, found)) from None
+
+
+@lru_cache
+def _default(config: type[Config]) -> Config:
+    return config()
+
+
+def _explain(
+    error: ValidationError,
+    owner: str,
+    config: type[Config],
+    keywords: Mapping[str, object],
+    found: Mapping[str, tuple[str, str]],
+) -> str:
+    """One line a broken rule: the setting, where it came from, the rule, the remedy."""
+    lines = []
+    for problem in error.errors(include_url=False, include_input=False, include_context=False):
+        field = str(problem["loc"][0]) if problem["loc"] else ""
+        rule = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        if field in keywords or field not in found:
+            source = "keyword" if field in keywords else "settings"
+        else:
+            source = f"environment variable {found[field][1]}"
+        known = config.model_fields.get(field)
+        if known is not None:
+            remedy = f"give a value within the rule, or leave it out for the default {known.default}"
+        elif field:
+            remedy = "the settings are " + ", ".join(config.model_fields)
+        else:
+            remedy = "give values that satisfy it together with the defaults of those you leave out"
+        lines.append(f"{owner}: {field + ' ' if field else ''}({source}) {rule}: {remedy}")
+    return "; ".join(lines)
+
+
+class _Environment:
+    """The `GREL_` variables, read again only when the process's environment changed."""
+
+    def __init__(self) -> None:
+        self._seen: object = None
+        self._found: dict[str, dict[str, str]] = {}
+
+    def of_kind(self, kind: str) -> dict[str, str]:
+        """The variables that begin with `GREL_{kind}_`, by the rest of their name."""
+        # Comparing two dicts of the same objects takes half a microsecond, one look-up in os.environ takes two.
+        raw = getattr(os.environ, "_data", os.environ)
+        if raw != self._seen:
+            self._seen, self._found = dict(raw), {}
+        found = self._found.get(kind)
+        if found is None:
+            start = f"GREL_{kind}_"
+            found = {key[len(start) :]: value for key, value in os.environ.items() if key.startswith(start)}
+            self._found[kind] = found
+        return found
+
+
+_environment = _Environment()
+
+
+def _from_environment(config: type[Config], name: str, prefix: str | None) -> dict[str, tuple[str, str]]:
+    """The fields that the environment sets: their raw value and the variable's name."""
+    if prefix is not None:
+        own_names = {field: prefix + field.upper() for field in config.model_fields}
+        return {field: (os.environ[own], own) for field, own in own_names.items() if own in os.environ}
+    variables = _environment.of_kind(config.kind)
+    if not variables:
+        return {}
+    own = segment(name)
+    found = {}
+    for field in config.model_fields:
+        rest = f"{own}_{field.upper()}"
+        # One worker name for every instance of a kind would be no name at all, so it has no fall-back.
+        if rest not in variables and (own == "DEFAULT" or field != "worker"):
+            rest = field.upper()
+        if rest in variables:
+            found[field] = (variables[rest], f"GREL_{config.kind}_{rest}")
+    return found
+
+
+def segment(name: str) -> str:
+    """The part of an environment variable that stands for `name`: `order:{id}` gives `ORDER`, `a-b` gives `A_B`."""
+    family = re.sub(r"\{[^{}]*\}", "", name)
+    return re.sub(r"[^A-Z0-9]+", "_", family.upper()).strip("_")
+
+
+def check_name(owner: str, name: object) -> str:
+    """`name`, if it is any text of 1 to 255 characters without control characters.
+
+    Raises:
+        SettingsValidationError: it is not.
+    """
+    if isinstance(name, str) and 0 < len(name) <= 255 and (name.isprintable() or not _has_controls(name)):
+        return name
+    if not isinstance(name, str):
+        rule = f"should be text, not {type(name).__name__}"
+    elif not name:
+        rule = "is empty"
+    elif len(name) > 255:
+        rule = f"has {len(name)} characters"
+    else:
+        rule = "has control characters"
+    raise SettingsValidationError(
+        f"{owner}: name {rule}: give 1 to 255 characters without control characters, such as 'cart' or 'order:42'"
+    )
+
+
+def _has_controls(name: str) -> bool:
+    return any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
+
+
+def check_namespace(namespace: str) -> str:
+    """`namespace`, if it is 1 to 63 letters, digits, `_`, `-` or `.`.
+
+    Raises:
+        SettingsValidationError: it is not.
+    """
+    if isinstance(namespace, str) and re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", namespace):
+        return namespace
+    raise SettingsValidationError(
+        "namespace should be 1 to 63 letters, digits, '_', '-' or '.': name the application, such as 'shop'"
+    )
+
+
+def check_seconds(setting: str, value: object, *, zero: bool = False) -> float:
+    """`value` as seconds: a finite number above 0 (or 0 itself, where `zero` says so), at most ten years.
+
+    Raises:
+        SettingsValidationError: it is not.
+    """
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and (0 < value <= LONGEST or (zero and value == 0))
+    ):
+        return float(value)
+    least = "0 or more" if zero else "more than 0"
+    raise SettingsValidationError(
+        f"{setting} should be a number of seconds, {least} and at most ten years: "
+        f"give it as int or float, such as {setting}=5"
+    )
+
+
+class Reconfigurable(Generic[C]):
+    """Something whose settings can be replaced while it runs."""
+
+    _config: C
+
+    @property
+    def config(self) -> C:
+        """The settings in force."""
+        return self._config
+
+    async def reconfigure(self, config: C) -> None:
+        """Put `config` in force from the next operation or loop on.
+
+        Raises:
+            SettingsValidationError: it is of another class, or would change the worker.
+        """
+        self._config = self._accept(config)
+
+    def _accept(self, config: C) -> C:
+        mine = type(self._config)
+        if not isinstance(config, mine):
+            raise SettingsValidationError(
+                f"reconfigure() takes a {mine.__name__}, not a {type(config).__name__}: "
+                "build one, or change the present one with config.model_copy(update={...})"
+            )
+        # model_copy checks nothing, and a broken rule must not come into force.
+        checked = build(mine, "reconfigure()", {field: getattr(config, field) for field in type(config).model_fields})
+        if not isinstance(checked, WorkerConfig) or not isinstance(self._config, WorkerConfig):
+            return checked
+        if checked.worker is None:
+            return checked.model_copy(update={"worker": self._config.worker})
+        if checked.worker != self._config.worker:
+            raise SettingsValidationError(
+                "reconfigure() cannot change the worker, since leases are held under its name: "
+                "leave worker out, or build a new instance"
+            )
+        return checked

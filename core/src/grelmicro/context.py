@@ -1,0 +1,63 @@
+"""Which app serves the present code: the one bound to this context, else the only one open around it."""
+
+import asyncio
+from contextvars import ContextVar
+from typing import Protocol
+
+from grelmicro.errors import OutOfContextError
+
+
+class App(Protocol):
+    """An app, as far as what it serves needs to know."""
+
+    environment: str
+    """`development`, `test`, `staging` or `production`."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open in this process."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop on which it was opened."""
+
+    def component(self, kind: str) -> object:
+        """Its component of a kind; raises `OutOfContextError` when it has none."""
+
+
+bound: ContextVar[App | None] = ContextVar("grelmicro_app", default=None)
+"""The app of this context and of the tasks started in it."""
+
+open_apps: list[App] = []
+"""The apps that are open in this process."""
+
+
+def active_app(user: str, *, any_loop: bool = False) -> App:
+    """The app that serves `user` (for error texts): the one bound to this context, else the only one on this loop.
+
+    Args:
+        user: who asks.
+        any_loop: for threads: the only one in the process.
+
+    Raises:
+        OutOfContextError: there is none, there are several, or the bound one is closed.
+    """
+    app = bound.get()
+    if app is not None:
+        if app.is_open:
+            return app
+        raise OutOfContextError(
+            f"{user}: the app of this context is closed, and another one is never used in its place: "
+            "keep it open around this code"
+        )
+    apps = [app for app in open_apps if app.is_open and (any_loop or app.get_loop() is asyncio.get_running_loop())]
+    if len(apps) == 1:
+        return apps[0]
+    if not apps:
+        raise OutOfContextError(
+            f"{user}: no app is open: open one around this code with `async with Grelmicro(uses=[Coordination(...)])` "
+            "(`with` in a script), or pass backend="
+        )
+    raise OutOfContextError(
+        f"{user}: {len(apps)} apps are open, and none of them is bound to this context: "
+        "pass backend=, or build it from its app: app.coordination.lock(...)"
+    )

@@ -1,0 +1,49 @@
+"""Locks, task locks and leader election over all workers of a service, on any store."""
+
+from grelmicro.coordination.component import Coordination
+from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
+from grelmicro.coordination.leaderelection import LeaderElection, LeaderElectionConfig
+from grelmicro.coordination.lock import Lock, LockConfig
+from grelmicro.coordination.protocols import LeaderElectionBackend, LockBackend, ScheduleBackend
+from grelmicro.coordination.records import LeaderRecord
+from grelmicro.coordination.tasklock import TaskLock, TaskLockConfig
+from grelmicro.errors import (
+    BackendUnavailableError,
+    CoordinationBackendError,
+    CoordinationError,
+    LeadershipLostError,
+    LockLostError,
+    LockNotOwnedError,
+    LockReentrantError,
+    LockTimeoutError,
+    NotLeaderError,
+    OutcomeUnknownError,
+    WouldBlockError,
+)
+
+__all__ = [
+    "BackendUnavailableError",
+    "Coordination",
+    "CoordinationBackendError",
+    "CoordinationError",
+    "LeaderElection",
+    "LeaderElectionBackend",
+    "LeaderElectionConfig",
+    "LeaderRecord",
+    "LeadershipLostError",
+    "Lock",
+    "LockBackend",
+    "LockConfig",
+    "LockHandle",
+    "LockLostError",
+    "LockNotOwnedError",
+    "LockReentrantError",
+    "LockTimeoutError",
+    "NotLeaderError",
+    "OutcomeUnknownError",
+    "ScheduleBackend",
+    "TaskLock",
+    "TaskLockConfig",
+    "ThreadLockHandle",
+    "WouldBlockError",
+]

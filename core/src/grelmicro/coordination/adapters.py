@@ -1,0 +1,275 @@
+"""The backend protocols, each written once over any `LeaseStore`; and the provider that gives them all."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+
+from grelmicro.clock import Clock, sleep, time_limit
+from grelmicro.coordination.renewal import Renewer
+from grelmicro.coordination.wait import Queues
+from grelmicro.errors import GrelmicroError, OutcomeUnknownError
+from grelmicro.leases import InstantLeases, Lease, LeaseStore, Scope, Waiter
+from grelmicro.leases.record import edit
+from grelmicro.lifecycle import Resource
+
+logger = logging.getLogger("grelmicro.coordination")
+
+DRAIN_LIMIT = 5.0
+"""Seconds for which closing waits for undos and repeated releases."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds between the repetitions of an undo: doubled from the first to the longest."""
+
+
+class LeaseAdapter(Resource):
+    """Leases of one store, with the undo of what ended unknown.
+
+    Args:
+        store: where the leases are; it is opened and closed with the adapter.
+    """
+
+    def __init__(self, store: LeaseStore) -> None:
+        self.store = store
+        self.clock: Clock = store.clock
+        self._void: dict[str, None] = {}  # holders of acquires that ended unknown, until their undo is done
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def scope(self) -> Scope:
+        """Who can share it."""
+        return self.store.scope
+
+    @property
+    def notice(self) -> float:
+        """Seconds until another process learns of a release."""
+        return self.store.notice
+
+    async def open(self) -> None:
+        """Open the store."""
+        await self.store.__aenter__()
+
+    async def close(self) -> None:
+        """Finish the undos, then close the store."""
+        try:
+            await self._drain()
+        finally:
+            await self.store.__aexit__(None, None, None)
+
+    def abandon(self) -> None:
+        """Forget the undos of a loop that is gone; leases end by themselves."""
+        self._background.clear()
+        self._void.clear()
+
+    async def acquire(
+        self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
+    ) -> Lease:
+        """See `LeaseBackend.acquire`."""
+        self.check_open()
+        while True:
+            try:
+                lease = await self.store.acquire(name, holder, ttl, data=data, waiting=waiting)
+            except BaseException as error:
+                raise self._failed_acquire(error, name, holder, ttl) from error
+            if lease.holder not in self._void:
+                return lease
+            # Refused by what an earlier, unanswered request of this process took: nobody has that, so free it.
+            await self.release(Lease(name, lease.holder, 0))
+
+    async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
+        """See `LeaseBackend.renew`."""
+        self.check_open()
+        try:
+            return await self.store.renew(lease, ttl, data=data)
+        except Exception as error:
+            raise _unknown(error, f"renewing {lease.name!r}") from error
+
+    async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
+        """See `LockBackend.renew_many`."""
+        self.check_open()
+        try:
+            return await self.store.renew_many(renewals)
+        except Exception as error:
+            raise _unknown(error, f"renewing {len(renewals)} leases") from error
+
+    async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
+        """See `LeaseBackend.release`."""
+        self.check_open()
+        try:
+            return await self.store.release(lease, data=data)
+        except BaseException as error:
+            self._in_background(self._release_again(lease, data, limit=lease.expires_at - lease.now, sure=False))
+            if isinstance(error, Exception):
+                raise _unknown(error, f"releasing {lease.name!r}, which is repeated in the background,") from error
+            raise
+
+    async def read(self, name: str) -> Lease | None:
+        """See `LeaseBackend.read`."""
+        self.check_open()
+        try:
+            return await self.store.read(name)
+        except Exception as error:
+            raise _unknown(error, f"reading {name!r}") from error
+
+    def watch(self, name: str) -> AbstractAsyncContextManager[Waiter]:
+        """See `LeaseBackend.watch`."""
+        return self.store.watch(name)
+
+    def _failed_acquire(self, error: BaseException, name: str, holder: str, ttl: float) -> BaseException:
+        """Start the undo unless nothing can have been taken; the error to raise."""
+        if isinstance(error, GrelmicroError) and not isinstance(error, OutcomeUnknownError):
+            return error
+        self._void[holder] = None
+        self._in_background(self._undo(name, holder, ttl))
+        if isinstance(error, Exception):
+            return _unknown(error, f"acquiring {name!r}, which is undone in the background,")
+        return error
+
+    async def _undo(self, name: str, holder: str, ttl: float) -> None:
+        try:
+            await self._release_again(Lease(name, holder, 0), None, limit=ttl, sure=not self.store.ordered)
+        finally:
+            self._void.pop(holder, None)
+
+    async def _release_again(self, lease: Lease, data: Mapping[str, str] | None, *, limit: float, sure: bool) -> None:
+        """Repeat a release for `limit` seconds at most, until it is answered; with `sure`, until it found something.
+
+        A "no" to an undo may be early: where requests can overtake each other, the acquire may still arrive.
+        """
+        until = self.clock.now() + limit
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                if await self.store.release(lease, data=data) or not sure:
+                    return
+            except Exception as error:
+                logger.debug("releasing %s is tried again: %s", lease.name, error)
+            if self.clock.now() + pause >= until:
+                return
+            await sleep(self.clock, pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _in_background(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="grelmicro-undo")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _drain(self) -> None:
+        tasks = set(self._background)
+        if tasks:
+            try:
+                async with time_limit(self.clock, DRAIN_LIMIT):
+                    await asyncio.wait(tasks)
+            except TimeoutError:
+                logger.warning("closing before %d releases were confirmed: their leases end by themselves", len(tasks))
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+
+class LockAdapter(LeaseAdapter):
+    """`LockBackend` over a store: adds the lines of waiters and the renewer."""
+
+    def __init__(self, store: LeaseStore) -> None:
+        super().__init__(store)
+        self._instant = store if isinstance(store, InstantLeases) else None
+        self.queues = Queues()
+        self.renewer = Renewer(self.clock, self.renew_many)
+
+    def instant(self) -> InstantLeases | None:
+        """See `LockBackend.instant`."""
+        self.check_open()
+        return self._instant
+
+    async def close(self) -> None:
+        """Stop renewing, finish the undos, then close the store."""
+        try:
+            await self.renewer.close()
+        finally:
+            await super().close()
+
+    def abandon(self) -> None:
+        """Forget waiters, renewals and undos of a loop that is gone."""
+        super().abandon()
+        self.queues.clear()
+        self.renewer.abandon()
+
+
+class LeaderElectionAdapter(LeaseAdapter):
+    """`LeaderElectionBackend` over a store."""
+
+
+class ScheduleAdapter(LeaseAdapter):
+    """`ScheduleBackend` over a store: the last fire is data of a record."""
+
+    async def claim(self, name: str, due: float) -> bool:
+        """See `ScheduleBackend.claim`."""
+
+        def fire(data: Mapping[str, str]) -> Mapping[str, str] | None:
+            last = data.get("last_fired")
+            return None if last is not None and float(last) >= due else {**data, "last_fired": repr(float(due))}
+
+        return await edit(self, f"schedule:{name}", fire)
+
+    async def last_fired(self, name: str) -> float | None:
+        """See `ScheduleBackend.last_fired`."""
+        record = await self.read(f"schedule:{name}")
+        return None if record is None or "last_fired" not in record.data else float(record.data["last_fired"])
+
+
+class Provider(Resource):
+    """One store, and the backends that use it. Open it, or let an app or a `Coordination` open it.
+
+    Args:
+        store: where the leases are.
+        url: the store's address without secrets.
+    """
+
+    def __init__(self, store: LeaseStore, *, url: str = "") -> None:
+        self.store = store
+        self.safe_url = url or f"{type(store).__name__}://"
+        self._lock: LockAdapter | None = None
+        self._election: LeaderElectionAdapter | None = None
+        self._schedule: ScheduleAdapter | None = None
+
+    def lock(self) -> LockAdapter:
+        """The backend of locks."""
+        self._lock = self._lock or LockAdapter(self.store)
+        return self._lock
+
+    def leaderelection(self) -> LeaderElectionAdapter:
+        """The backend of elections."""
+        self._election = self._election or LeaderElectionAdapter(self.store)
+        return self._election
+
+    def schedule(self) -> ScheduleAdapter:
+        """The backend of schedules."""
+        self._schedule = self._schedule or ScheduleAdapter(self.store)
+        return self._schedule
+
+    async def check(self) -> None:
+        """Ask the store for something; for health probes.
+
+        Raises:
+            CoordinationBackendError: it does not answer as it should.
+        """
+        async with self.lock() as backend:
+            await backend.read("lock:grelmicro-check")
+
+    async def open(self) -> None:
+        """Open the store."""
+        await self.store.__aenter__()
+
+    async def close(self) -> None:
+        """Close the store, once its backends are closed too."""
+        await self.store.__aexit__(None, None, None)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.safe_url!r})"
+
+
+def _unknown(error: Exception, action: str) -> Exception:
+    """`error` as one of ours: what the store did not explain itself may or may not have happened."""
+    if isinstance(error, GrelmicroError):
+        return error
+    return OutcomeUnknownError(f"{action} failed with {type(error).__name__}: check the store; the cause is attached")

@@ -1,0 +1,273 @@
+"""How an instance takes part in an election, and where it stands in it."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Mapping
+from random import random
+from typing import Protocol, TypeVar
+
+from grelmicro import lifecycle
+from grelmicro.clock import DRIFT, SYSTEM_CLOCK, Clock, Signal, sleep, time_limit
+from grelmicro.coordination.identity import mint
+from grelmicro.coordination.outage import Outage
+from grelmicro.coordination.protocols import LeaderElectionBackend
+from grelmicro.coordination.records import LeaderRecord
+from grelmicro.coordination.wait import SAFETY_POLL
+from grelmicro.events import emit
+from grelmicro.leases import Lease, Waiter
+
+logger = logging.getLogger("grelmicro.leader_election")
+
+T = TypeVar("T")
+
+
+class Timing(Protocol):
+    """The settings of an election, in seconds."""
+
+    lease_duration: float
+    renew_deadline: float
+    retry_interval: float
+    retry_jitter: float
+    backend_timeout: float
+    error_interval: float
+
+
+class Candidate(Protocol):
+    """What a campaign needs to know of its election; settings are read anew at each step."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def worker(self) -> str: ...
+
+    @property
+    def config(self) -> Timing: ...
+
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+
+class Term:
+    """One uninterrupted period of leadership, known by its fence. Times are on the backend's local clock."""
+
+    def __init__(self, lease: Lease, sent_at: float, timing: Timing) -> None:
+        self.generation = lifecycle.generation
+        self.began_at = sent_at
+        self.over = False
+        self.confirm(lease, sent_at, timing)
+
+    def confirm(self, lease: Lease, sent_at: float, timing: Timing) -> None:
+        """A request sent at `sent_at` was granted: everything counts from then, since the answer may be late."""
+        self.lease = lease
+        self.sent_at = sent_at
+        self.held_until = sent_at + timing.lease_duration * (1 - DRIFT)
+        self.lead_until = min(sent_at + timing.renew_deadline, self.held_until)
+
+
+class Standing:
+    """Where an instance stands: its term if it leads, the record it saw last, and the work that runs in the term."""
+
+    def __init__(self) -> None:
+        self.clock: Clock = SYSTEM_CLOCK
+        self.term: Term | None = None
+        self.record: LeaderRecord | None = None
+        self.changed = Signal()
+        self._bodies: set[asyncio.Task[object]] = set()
+
+    def leading_for(self, term: Term | None = None) -> float:
+        """Seconds for which it surely leads (in `term`, if given); 0.0 when it does not."""
+        current = self.term
+        if current is None or current.over or (term is not None and term is not current):
+            return 0.0
+        if current.generation is not lifecycle.generation:
+            return 0.0
+        return max(current.lead_until - self.clock.now(), 0.0)
+
+    def begin(self, term: Term) -> None:
+        """Lead."""
+        self.term = term
+        self.changed.send()
+
+    def resign(self) -> None:
+        """Lead no more; the lease stays until the work has ended."""
+        if self.term is not None and not self.term.over:
+            self.term.over = True
+            self.changed.send()
+
+    async def wait_over(self, term: Term) -> None:
+        """Wait until `term` is over."""
+        while (left := self.leading_for(term)) > 0:
+            await self.changed.wait(self.clock, left)
+
+    async def run(self, term: Term, work: Coroutine[object, object, T]) -> tuple[bool, T | None]:
+        """Run `work` until it ends or the term does: whether it was cut off by the end of the term, and its result."""
+        loop = asyncio.get_running_loop()
+        body = loop.create_task(work)
+        over = loop.create_task(self.wait_over(term))
+        self._bodies.add(body)
+        body.add_done_callback(self._body_ended)
+        try:
+            await asyncio.wait({body, over}, return_when=asyncio.FIRST_COMPLETED)
+            if body.done():
+                return False, body.result()
+            body.cancel("leadership was lost")
+            await asyncio.wait({body})
+            if not body.cancelled() and (error := body.exception()) is not None:
+                raise error
+            return True, None
+        finally:
+            over.cancel()
+            if not body.done():
+                body.cancel()
+                await asyncio.wait({body})
+
+    async def wait_idle(self, until: float) -> bool:
+        """Wait until the term's work has ended, at most until then; whether it has."""
+        while self._bodies and (left := until - self.clock.now()) > 0:
+            await self.changed.wait(self.clock, left)
+        return not self._bodies
+
+    def _body_ended(self, body: asyncio.Task[object]) -> None:
+        self._bodies.discard(body)
+        self.changed.send()
+
+
+class Campaign:
+    """Tries to lead, leads, and tries again, until it is cancelled; then it ends the term and frees the lease."""
+
+    def __init__(
+        self, candidate: Candidate, standing: Standing, backend: LeaderElectionBackend, outage: Outage
+    ) -> None:
+        self._candidate = candidate
+        self._standing = standing
+        self._backend = backend
+        self._clock = backend.clock
+        self._outage = outage
+        self._key = f"leader:{candidate.name}"
+        self._holder = ""
+        self._twin_told = False
+
+    async def run(self) -> None:
+        """Take part until cancelled."""
+        try:
+            while True:
+                if self._standing.term is None:
+                    await self._stand()
+                else:
+                    await self._lead(self._standing.term)
+        finally:
+            await self._end_term()
+
+    async def _stand(self) -> None:
+        """Try to lead until that succeeds, woken when the lease is free."""
+        async with self._backend.watch(self._key) as waiter:
+            while True:
+                timing = self._candidate.config
+                # Also what an earlier request of an unknown outcome took is then another's, and is never mistaken.
+                self._holder = self._holder or f"{self._candidate.worker}:{mint()}"
+                sent_at = self._clock.now()
+                try:
+                    async with time_limit(self._clock, timing.backend_timeout):
+                        lease = await self._backend.acquire(
+                            self._key,
+                            self._holder,
+                            timing.lease_duration,
+                            data=self._candidate.metadata,
+                            waiting=True,
+                        )
+                except BaseException as error:
+                    self._holder = ""
+                    if not isinstance(error, Exception):
+                        raise
+                    self._outage.note(error, self._clock.now(), timing.error_interval)
+                    await sleep(self._clock, _jittered(timing))
+                    continue
+                self._outage.over(self._clock.now())
+                self._standing.record = LeaderRecord.of(lease)
+                if lease.granted_to(self._holder):
+                    self._begin(lease, sent_at, timing)
+                    return
+                await self._wait(waiter, lease, timing)
+
+    def _begin(self, lease: Lease, sent_at: float, timing: Timing) -> None:
+        self._standing.begin(Term(lease, sent_at, timing))
+        logger.info("leading %s, term %d", self._key, lease.fence)
+        emit("acquired", self._key, self._clock.now() - sent_at)
+
+    async def _wait(self, waiter: Waiter, lease: Lease, timing: Timing) -> None:
+        self._standing.changed.send()  # the record may be news
+        if lease.holder.rpartition(":")[0] == self._candidate.worker and not self._twin_told:
+            self._twin_told = True
+            logger.warning(
+                "another instance stands for %s under the worker name %r: give each its own",
+                self._key,
+                self._candidate.worker,
+            )
+        poll = SAFETY_POLL if waiter.pushes else _jittered(timing)
+        await waiter.wait(min(lease.remaining + 0.001, poll))
+
+    async def _lead(self, term: Term) -> None:
+        """Renew until the term is over."""
+        while self._standing.leading_for(term) > 0:
+            timing = self._candidate.config
+            left = term.lead_until - self._clock.now()
+            pause = min(_jittered(timing), left)
+            try:
+                await self._pause(term, pause)
+                if self._standing.leading_for(term) <= 0:
+                    break
+                await self._renew(term)
+            except Exception as error:
+                self._outage.note(error, self._clock.now(), timing.error_interval)
+                await self._pause(term, min(timing.retry_interval, (term.lead_until - self._clock.now()) / 4))
+        await self._end_term()
+
+    async def _pause(self, term: Term, seconds: float) -> None:
+        """Sleep while `term` goes on."""
+        until = self._clock.now() + seconds
+        while (left := min(until - self._clock.now(), self._standing.leading_for(term))) > 0:
+            await self._standing.changed.wait(self._clock, left)
+
+    async def _renew(self, term: Term) -> None:
+        timing = self._candidate.config
+        sent_at = self._clock.now()
+        async with time_limit(self._clock, timing.backend_timeout):
+            lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._candidate.metadata)
+        self._outage.over(self._clock.now())
+        if lease is None:
+            logger.warning("lost %s, term %d: it expired or was taken over", self._key, term.lease.fence)
+            term.held_until = self._clock.now()
+            self._standing.resign()
+            return
+        term.confirm(lease, sent_at, timing)
+        self._standing.record = LeaderRecord.of(lease)
+        emit("renewed", self._key)
+
+    async def _end_term(self) -> None:
+        """End the term: first its work, then its lease, so that a successor never overlaps with either."""
+        term = self._standing.term
+        if term is None:
+            return
+        self._standing.resign()
+        idle = await self._standing.wait_idle(term.held_until)
+        if not idle:
+            logger.error("work of %s, term %d, runs on although its lease has ended", self._key, term.lease.fence)
+        try:
+            async with time_limit(self._clock, self._candidate.config.backend_timeout):
+                await self._backend.release(term.lease)
+        except Exception as error:
+            logger.warning(
+                "releasing %s failed, and it ends by itself: %s", self._key, str(error) or type(error).__name__
+            )
+        finally:
+            self._standing.term = None
+            self._holder = ""
+            led = self._clock.now() - term.began_at
+            logger.info("led %s for %.1f s, term %d", self._key, led, term.lease.fence)
+            emit("led", self._key, led)
+            self._standing.changed.send()
+
+
+def _jittered(timing: Timing) -> float:
+    return timing.retry_interval * (1 + timing.retry_jitter * (2 * random() - 1))

@@ -1,0 +1,209 @@
+"""`Coordination`: which backend serves which primitive of an app."""
+
+import logging
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from inspect import isclass
+from pkgutil import resolve_name
+from typing import Any, Self, TypeVar, cast
+
+from grelmicro.config import check_namespace
+from grelmicro.context import bound
+from grelmicro.coordination.adapters import Provider
+from grelmicro.coordination.leaderelection import LeaderElection
+from grelmicro.coordination.lock import Lock
+from grelmicro.coordination.protocols import Backend, LeaderElectionBackend, LockBackend, ScheduleBackend
+from grelmicro.coordination.tasklock import TaskLock
+from grelmicro.errors import OutOfContextError, SettingsValidationError
+from grelmicro.leases import LeaseStore, Scope
+from grelmicro.lifecycle import Resource
+
+logger = logging.getLogger("grelmicro.coordination")
+
+PROVIDERS: Mapping[str, str] = {
+    "memory": "grelmicro.providers.memory:MemoryProvider",
+    "sqlite": "grelmicro.providers.sqlite:SQLiteProvider",
+}
+"""The provider of each URL scheme, imported only when it is asked for: client libraries are optional."""
+
+SCOPES: tuple[Scope, ...] = ("process", "host", "cluster")
+
+B = TypeVar("B", bound=Backend)
+
+
+class Coordination(Resource):
+    """The backends of an app's locks, elections and schedules.
+
+    Every argument takes a provider, a store, a backend, or a class of one that needs no argument.
+
+    Args:
+        source: serves everything that is not given on its own.
+        lock: serves `Lock` and `TaskLock`.
+        election: serves `LeaderElection`.
+        schedule: serves schedules.
+        requires: the least scope that every backend must have: `process`, `host` or `cluster`.
+
+    Raises:
+        SettingsValidationError: an argument cannot serve what it is given for, or its scope is too small.
+    """
+
+    kind = "coordination"
+
+    def __init__(
+        self,
+        source: object = None,
+        *,
+        lock: object = None,
+        election: object = None,
+        schedule: object = None,
+        requires: Scope | None = None,
+    ) -> None:
+        source = _instance(source)
+        if isinstance(source, LeaseStore):
+            source = Provider(source)
+        if source is not None and not isinstance(source, Provider):
+            raise SettingsValidationError(
+                f"Coordination takes a provider or a store first, not {type(source).__name__}: "
+                "give a single backend as lock=, election= or schedule="
+            )
+        self._lock = _slot("lock", lock, source, Provider.lock, LockBackend)
+        self._election = _slot("election", election, source, Provider.leaderelection, LeaderElectionBackend)
+        self._schedule = _slot("schedule", schedule, source, Provider.schedule, ScheduleBackend)
+        self._opened = AsyncExitStack()
+        self._check_scope(requires)
+
+    @classmethod
+    def from_url(cls, url: str, *, namespace: str | None = None, requires: Scope | None = None) -> Self:
+        """Everything on one store: `memory://`, `sqlite:///locks.db` (relative) or `sqlite:////var/lib/locks.db`.
+
+        Args:
+            url: the store's address.
+            namespace: separates applications that share a store; `grelmicro` by default.
+            requires: the least scope that the store must have.
+
+        Raises:
+            SettingsValidationError: the URL or one of its options is not known.
+            DependencyNotFoundError: the store's client library is not installed.
+        """
+        scheme = url.partition("://")[0].lower() if isinstance(url, str) and "://" in url else ""
+        if scheme not in PROVIDERS:
+            raise SettingsValidationError(
+                f"Coordination.from_url: the URL's scheme is not known: begin it with {' or '.join(_schemes())}"
+            )
+        options = {} if namespace is None else {"namespace": check_namespace(namespace)}
+        provider: Provider = resolve_name(PROVIDERS[scheme]).from_url(url, **options)
+        return cls(provider, requires=requires)
+
+    @property
+    def lock_backend(self) -> LockBackend:
+        """What serves `Lock` and `TaskLock`; raises `OutOfContextError` when nothing does."""
+        return _filled(self._lock, "lock")
+
+    @property
+    def election_backend(self) -> LeaderElectionBackend:
+        """What serves `LeaderElection`; raises `OutOfContextError` when nothing does."""
+        return _filled(self._election, "election")
+
+    @property
+    def schedule_backend(self) -> ScheduleBackend:
+        """What serves schedules; raises `OutOfContextError` when nothing does."""
+        return _filled(self._schedule, "schedule")
+
+    def lock(self, name: str, **settings: Any) -> Lock:
+        """A `Lock` on this backend; `settings` are those of `Lock`."""
+        return Lock(name, backend=self.lock_backend, **settings)
+
+    def tasklock(self, name: str = "default", **settings: Any) -> TaskLock:
+        """A `TaskLock` on this backend; `settings` are those of `TaskLock`."""
+        return TaskLock(name, backend=self.lock_backend, **settings)
+
+    def leaderelection(self, name: str, **settings: Any) -> LeaderElection:
+        """A `LeaderElection` on this backend; `settings` are those of `LeaderElection`."""
+        return LeaderElection(name, backend=self.election_backend, **settings)
+
+    async def open(self) -> None:
+        """Open every backend; when one fails, those opened before are closed again."""
+        self._warn_if_alone()
+        async with AsyncExitStack() as stack:
+            for backend in self._backends():
+                await stack.enter_async_context(backend)
+            self._opened = stack.pop_all()
+
+    async def close(self) -> None:
+        """Close them in reverse order."""
+        await self._opened.aclose()
+
+    def _backends(self) -> list[Backend]:
+        slots: list[Backend | None] = [self._lock, self._election, self._schedule]
+        return [backend for backend in slots if backend is not None]
+
+    def _check_scope(self, requires: Scope | None) -> None:
+        if requires is None:
+            return
+        if requires not in SCOPES:
+            raise SettingsValidationError(f"Coordination requires should be one of {', '.join(SCOPES)}")
+        for backend in self._backends():
+            if SCOPES.index(backend.scope) < SCOPES.index(requires):
+                raise SettingsValidationError(
+                    f"Coordination requires={requires!r}, but {type(backend).__name__} coordinates within one "
+                    f"{backend.scope} only: use a store that every worker can reach"
+                )
+
+    def _warn_if_alone(self) -> None:
+        """A store of one process coordinates nobody where several processes run."""
+        app = bound.get()
+        several = _several_workers()
+        if (app is not None and app.environment == "production") or several:
+            for backend in self._backends():
+                if backend.scope == "process":
+                    logger.warning(
+                        "%s coordinates within this process only, but %s: workers will not exclude each other; "
+                        "use Coordination.from_url('sqlite:///locks.db') on one host, or a server",
+                        type(backend).__name__,
+                        "several worker processes run" if several else "this is production",
+                    )
+
+
+def _instance(given: object) -> object:
+    return given() if isclass(given) else given
+
+
+def _slot(
+    slot: str, given: object, source: Provider | None, of_provider: Callable[[Provider], B], protocol: type
+) -> B | None:
+    """The backend of one slot."""
+    given = _instance(given)
+    if given is None:
+        given = source
+    if isinstance(given, LeaseStore):
+        given = Provider(given)
+    if isinstance(given, Provider):
+        given = of_provider(given)
+    if given is None:
+        return None
+    if not isinstance(given, protocol):
+        raise SettingsValidationError(
+            f"Coordination {slot}= takes a provider, a store or a {protocol.__name__}, not {type(given).__name__}"
+        )
+    return cast(B, given)
+
+
+def _filled(backend: B | None, slot: str) -> B:
+    if backend is None:
+        raise OutOfContextError(
+            f"this Coordination has no {slot} backend: give it one with Coordination({slot}=...), "
+            "or a provider that serves everything with Coordination(provider)"
+        )
+    return backend
+
+
+def _schemes() -> list[str]:
+    return [f"{scheme}://" for scheme in PROVIDERS]
+
+
+def _several_workers() -> bool:
+    """Whether this looks like one of several worker processes: a server's child, or the usual variable says so."""
+    count = os.environ.get("WEB_CONCURRENCY", "")
+    return multiprocessing.parent_process() is not None or (count.isdigit() and int(count) > 1)

@@ -1,0 +1,309 @@
+"""`LeaderElection`: one worker of all plays a role, for one uninterrupted term at a time."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Coroutine, Mapping
+from types import MappingProxyType
+from typing import Self, TypeVar, cast
+from uuid import UUID
+
+from pydantic import model_validator
+
+from grelmicro.clock import sleep
+from grelmicro.config import Interval, Ratio, Reconfigurable, Seconds, WorkerConfig, build, check_name
+from grelmicro.coordination.campaign import Campaign, Standing
+from grelmicro.coordination.identity import worker_name
+from grelmicro.coordination.outage import Outage
+from grelmicro.coordination.protocols import LeaderElectionBackend
+from grelmicro.coordination.records import LeaderRecord
+from grelmicro.coordination.resolve import BackendSource
+from grelmicro.errors import LeadershipLostError, NotLeaderError, SettingsValidationError, TaskError
+from grelmicro.leases.lease import NO_DATA
+
+logger = logging.getLogger("grelmicro.leader_election")
+
+T = TypeVar("T")
+
+
+class LeaderElectionConfig(WorkerConfig):
+    """Settings of a `LeaderElection`; each can be set by `GREL_LEADERELECTION_{NAME}_{FIELD}` or without the name.
+
+    The timing contract is client-go's: `lease_duration > renew_deadline > retry_interval`.
+    """
+
+    kind = "LEADERELECTION"
+
+    lease_duration: Seconds = 15.0
+    """Seconds after which another worker may lead, if the leader is gone."""
+    renew_deadline: Seconds = 10.0
+    """Seconds after its last confirmed renewal, counted from when that was sent, at which a leader gives up."""
+    retry_interval: Interval = 2.0
+    """Seconds between two renewals, and between two tries to lead where the store cannot wake a candidate."""
+    retry_jitter: Ratio = 0.1
+    """The share by which `retry_interval` varies."""
+    backend_timeout: Seconds = 5.0
+    """Seconds after which one request to the store is given up."""
+    error_interval: Seconds = 30.0
+    """Seconds between two log lines about an outage that goes on."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.lease_duration > self.renew_deadline > self.retry_interval:
+            raise ValueError("should keep lease_duration > renew_deadline > retry_interval")
+        if self.backend_timeout > self.renew_deadline:
+            raise ValueError("backend_timeout should be at most renew_deadline")
+        return self
+
+
+class LeaderElection(Reconfigurable[LeaderElectionConfig]):
+    """Elects one of all workers. It is a task: add it to `Tasks`, or await it in a task of your own.
+
+    Settings left None come from the environment, then from the defaults of `LeaderElectionConfig`.
+
+    Args:
+        name: the role: any text of 1 to 255 characters without control characters.
+        backend: where; None: that of the app which serves the code in which the election runs.
+        worker: readable prefix of the holder; a random one by default. Two instances never count as one.
+        lease_duration: seconds after which another worker may lead, if the leader is gone.
+        renew_deadline: seconds after which a leader that cannot renew gives up.
+        retry_interval: seconds between two renewals.
+        retry_jitter: the share by which `retry_interval` varies.
+        backend_timeout: seconds after which one request to the store is given up.
+        error_interval: seconds between two log lines about an outage that goes on.
+        metadata: text by text that every worker can read while this one leads, such as its address.
+        env_prefix: prefix of its environment variables, in place of `GREL_LEADERELECTION_{NAME}_`.
+
+    Raises:
+        SettingsValidationError: a setting or the name breaks a rule.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        backend: LeaderElectionBackend | None = None,
+        worker: str | UUID | None = None,
+        lease_duration: float | None = None,
+        renew_deadline: float | None = None,
+        retry_interval: float | None = None,
+        retry_jitter: float | None = None,
+        backend_timeout: float | None = None,
+        error_interval: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+        env_prefix: str | None = None,
+    ) -> None:
+        given = {
+            "worker": worker,
+            "lease_duration": lease_duration,
+            "renew_deadline": renew_deadline,
+            "retry_interval": retry_interval,
+            "retry_jitter": retry_jitter,
+            "backend_timeout": backend_timeout,
+            "error_interval": error_interval,
+        }
+        check_name("LeaderElection", name)
+        config = build(LeaderElectionConfig, f"LeaderElection {name!r}", given, name=name, prefix=env_prefix)
+        self._set_up(name, config, backend, metadata)
+
+    @classmethod
+    def from_config(
+        cls,
+        name: str,
+        config: LeaderElectionConfig,
+        *,
+        backend: LeaderElectionBackend | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Self:
+        """An election with ready settings: no environment is read."""
+        election = cls.__new__(cls)
+        election._set_up(check_name("LeaderElection", name), config, backend, metadata)
+        return election
+
+    def _set_up(
+        self,
+        name: str,
+        config: LeaderElectionConfig,
+        backend: LeaderElectionBackend | None,
+        metadata: Mapping[str, str] | None,
+    ) -> None:
+        self._name = name
+        self._config = config
+        self._worker = worker_name(config.worker)
+        self._metadata = _checked(metadata)
+        self._standing = Standing()
+        title = f"LeaderElection {name!r}"
+        self._source: BackendSource[LeaderElectionBackend] = BackendSource(
+            title,
+            "election_backend",
+            LeaderElectionBackend,
+            backend,
+        )
+        self._service: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The role."""
+        return self._name
+
+    @property
+    def worker(self) -> str:
+        """The readable prefix of this instance's holder."""
+        return self._worker
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What every worker can read while this one leads."""
+        return self._metadata
+
+    @property
+    def backend(self) -> LeaderElectionBackend:
+        """The backend it would use now.
+
+        Raises:
+            OutOfContextError: it was given none and no app serves this code.
+        """
+        return self._source.find()
+
+    @property
+    def record(self) -> LeaderRecord | None:
+        """Who leads, as the store last said; None until it said something."""
+        return self._standing.record
+
+    def is_running(self) -> bool:
+        """Whether it takes part in the election."""
+        return self._service is not None and not self._service.done()
+
+    def is_leader(self) -> bool:
+        """Whether this instance leads now; computed from the clock, so it is right even if nothing else ran."""
+        return self._standing.leading_for() > 0
+
+    def last_confirmation_age(self) -> float:
+        """Seconds since the last confirmed request of this term was sent; infinite when not leading."""
+        term = self._standing.term
+        return math.inf if term is None else self._standing.clock.now() - term.sent_at
+
+    def is_leader_confirmed_within(self, max_age: float) -> bool:
+        """Whether it leads and the store confirmed so at most `max_age` seconds ago."""
+        return self.is_leader() and self.last_confirmation_age() <= max_age
+
+    def guard(self) -> LeaderRecord:
+        """The record of the present term, if this instance leads.
+
+        Raises:
+            NotLeaderError: it does not.
+        """
+        term = self._standing.term
+        if term is None or not self.is_leader():
+            raise self._not_leader()
+        return LeaderRecord.of(term.lease)
+
+    async def wait_for_leader(self) -> None:
+        """Wait until this instance leads."""
+        while not self.is_leader():
+            await self._standing.changed.wait(self._standing.clock)
+
+    async def wait_lose_leader(self) -> None:
+        """Wait until the present term is over; returns at once when not leading."""
+        if (term := self._standing.term) is not None:
+            await self._standing.wait_over(term)
+
+    async def lead(
+        self, func: Callable[..., Coroutine[object, object, T]], *args: object, repeat: bool = False
+    ) -> T | None:
+        """Wait for leadership, run `func(*args)` in a task of its own, and cancel that when the term ends.
+
+        Args:
+            func: a coroutine function.
+            args: its arguments.
+            repeat: after a loss, run it again in the next term.
+
+        Returns:
+            What it returned while leading, or None when it was cancelled by a loss.
+        """
+        while True:
+            await self.wait_for_leader()
+            if (term := self._standing.term) is None:
+                continue
+            lost, result = await self._standing.run(term, func(*args))
+            if not lost:
+                return result
+            if not repeat:
+                return None
+
+    async def run_in_term(self, func: Callable[..., Coroutine[object, object, T]], *args: object) -> T:
+        """Run `func(*args)` if this instance leads now, and cancel it when the term ends.
+
+        Raises:
+            NotLeaderError: it does not lead; nothing was run.
+            LeadershipLostError: the term ended meanwhile.
+        """
+        term = self._standing.term
+        if term is None or not self.is_leader():
+            raise self._not_leader()
+        lost, result = await self._standing.run(term, func(*args))
+        if lost:
+            raise LeadershipLostError(
+                f"leadership of '{self._name}' was lost while its work was running: it was cancelled, "
+                "and the next term runs it again"
+            )
+        return cast(T, result)
+
+    async def __call__(self, *, ready: asyncio.Future[None] | None = None, stop: asyncio.Event | None = None) -> None:
+        """Take part in the election until cancelled or stopped; then end the term and release the lease.
+
+        No outage, slow call or missing backend ends it.
+
+        Args:
+            ready: completed once it takes part.
+            stop: ends it when set.
+
+        Raises:
+            TaskError: it takes part already.
+        """
+        if self.is_running():
+            raise TaskError(f"election '{self._name}' runs already: start it once, or build a second instance")
+        loop = asyncio.get_running_loop()
+        self._service = loop.create_task(self._serve(), name=f"grelmicro-election-{self._name}")
+        stopped = loop.create_task(stop.wait()) if stop is not None else None
+        if ready is not None and not ready.done():
+            ready.set_result(None)
+        try:
+            await asyncio.wait(
+                {self._service} if stopped is None else {self._service, stopped}, return_when=asyncio.FIRST_COMPLETED
+            )
+        finally:
+            if stopped is not None:
+                stopped.cancel()
+            self._standing.resign()  # at once, whatever becomes of the rest
+            self._service.cancel()
+            # A task of its own, since this one may be under a cancellation that ends each of its awaits.
+            await asyncio.shield(asyncio.gather(self._service, return_exceptions=True))
+
+    async def _serve(self) -> None:
+        outage = Outage(f"election '{self._name}'", logger)
+        while True:
+            try:
+                backend = self._source.find()
+                async with backend:
+                    self._standing.clock = backend.clock
+                    await Campaign(self, self._standing, backend, outage).run()
+            except Exception as error:
+                outage.note(error, self._standing.clock.now(), self._config.error_interval)
+            await sleep(self._standing.clock, self._config.retry_interval)
+
+    def _not_leader(self) -> NotLeaderError:
+        return NotLeaderError(
+            f"this worker does not lead '{self._name}': send the work to the leader, or try again after it changes"
+        )
+
+    def __repr__(self) -> str:
+        return f"<LeaderElection {self._name!r} {'leads' if self.is_leader() else 'follows'}>"
+
+
+def _checked(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
+    if metadata is None:
+        return NO_DATA
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()):
+        raise SettingsValidationError("LeaderElection metadata should be text by text: convert its values with str()")
+    return MappingProxyType(dict(metadata))

@@ -1,0 +1,226 @@
+"""`Lock`: one holder at a time over all workers."""
+
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from grelmicro.config import Interval, Ratio, build, check_name, check_seconds
+from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
+from grelmicro.coordination.identity import Owner, mint, this_task, this_thread
+from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive
+from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.threads import call
+from grelmicro.coordination.wait import Wait
+from grelmicro.errors import CoordinationError
+from grelmicro.events import emit
+
+
+class LockConfig(LeaseConfig):
+    """Settings of a `Lock`; each can be set by `GREL_LOCK_{NAME}_{FIELD}` or, for all locks, `GREL_LOCK_{FIELD}`."""
+
+    kind = "LOCK"
+
+    retry_interval: Interval = 0.1
+    """Seconds between two tries of a waiter where the store cannot wake it."""
+    retry_jitter: Ratio = 0.1
+    """The share by which `retry_interval` varies."""
+
+
+class Lock(LeasePrimitive[LockConfig]):
+    """A lock over all workers, not reentrant, that frees itself when its holder is gone.
+
+    Settings left None come from the environment, then from the defaults of `LockConfig`.
+
+    Args:
+        name: what is locked: any text of 1 to 255 characters without control characters.
+        backend: where; None: that of the app which serves the code that uses the lock, found at each use.
+        worker: readable prefix of the holder; a random one by default.
+        lease_duration: seconds after which it frees itself.
+        retry_interval: seconds between two tries where the store cannot wake a waiter.
+        retry_jitter: the share by which `retry_interval` varies.
+        auto_renew: renew it while it is held, and cancel the `async with` body when it is lost.
+        max_hold: seconds after which it is not renewed any more.
+        env_prefix: prefix of its environment variables, in place of `GREL_LOCK_{NAME}_`.
+
+    Raises:
+        SettingsValidationError: a setting or the name breaks a rule.
+    """
+
+    kind = "lock"
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        backend: LockBackend | None = None,
+        worker: str | UUID | None = None,
+        lease_duration: float | None = None,
+        retry_interval: float | None = None,
+        retry_jitter: float | None = None,
+        auto_renew: bool | None = None,
+        max_hold: float | None = None,
+        env_prefix: str | None = None,
+    ) -> None:
+        given = {
+            "worker": worker,
+            "lease_duration": lease_duration,
+            "retry_interval": retry_interval,
+            "retry_jitter": retry_jitter,
+            "auto_renew": auto_renew,
+            "max_hold": max_hold,
+        }
+        config = build(LockConfig, "Lock", given, name=check_name("Lock", name), prefix=env_prefix)
+        super().__init__(name, config, backend)
+
+    @classmethod
+    def from_config(cls, name: str, config: LockConfig, *, backend: LockBackend | None = None) -> Self:
+        """A lock with ready settings: nothing is checked again and no environment is read."""
+        lock = cls.__new__(cls)
+        LeasePrimitive.__init__(lock, name, config, backend)
+        return lock
+
+    async def acquire(self, *, timeout: float | None = None) -> LockHandle:
+        """Take the lock; waits in order with others of this process, and is woken by the release.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes, 0 tries once.
+
+        Raises:
+            LockTimeoutError: another holder kept it for `timeout` seconds. It is a `TimeoutError` too.
+            LockReentrantError: this task holds this very lock.
+            BackendUnavailableError: the store failed.
+            OutcomeUnknownError: the store did not answer; what it may have granted is undone in the background.
+            OutOfContextError: no backend serves this code.
+        """
+        backend, owner = self._source.find(), this_task()
+        instant = backend.instant()
+        if instant is not None and self._key not in backend.queues.lines:
+            # Such a store answers at once, so nobody can come in between: a line would be for nothing.
+            self._refuse_reentry(owner)
+            handle = self._ask_now(backend, instant, owner, f"{self._worker}:task:{mint()}")
+            if handle is not None:
+                return handle
+        return await self._acquire(backend, owner, "task", timeout)
+
+    async def acquire_nowait(self) -> LockHandle:
+        """Take the lock if it is free.
+
+        Raises:
+            WouldBlockError: another holder has it.
+        """
+        return await self.acquire(timeout=0)
+
+    async def extend(self) -> LockHandle:
+        """Let this task's lease last its whole duration from now; see `LockHandle.extend`."""
+        return await self._holding(this_task(), "extended").extend()
+
+    async def release(self) -> None:
+        """Give this task's lease back; see `LockHandle.release`."""
+        await self._holding(this_task(), "released").release()
+
+    async def owned(self) -> bool:
+        """Whether this task holds it, as the store says.
+
+        Raises:
+            CoordinationBackendError: the store failed.
+        """
+        return await self._owned(self._source.find(), this_task())
+
+    @property
+    def from_thread(self) -> "ThreadLock":
+        """The same lock for threads other than the event loop's: the same names, as plain calls."""
+        return ThreadLock(self)
+
+    async def __aenter__(self) -> LockHandle:
+        handle = await self.acquire()
+        handle.interrupt_current_task()
+        return handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._leave(this_task(), error)
+
+    async def _acquire(self, backend: LockBackend, owner: Owner, context: str, timeout: float | None) -> LockHandle:
+        """`acquire` for any owner; `context` says in the token whether that is a task or a thread."""
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout, zero=True)
+        self._refuse_reentry(owner)
+        token = f"{self._worker}:{context}:{mint()}"
+        if timeout == 0:
+            return await self._ask_once(backend, owner, token)
+        return await self._wait(backend, owner, token, timeout)
+
+    async def _wait(self, backend: LockBackend, owner: Owner, token: str, timeout: float | None) -> LockHandle:
+        started_at = backend.clock.now()
+        wait: Wait[LockHandle] = Wait(
+            ask=lambda waiting: self._ask(backend, owner, token, waiting=waiting),
+            watch=lambda: backend.watch(self._key),
+            clock=backend.clock,
+            poll=self._config.retry_interval,
+            jitter=self._config.retry_jitter,
+            notice=backend.notice,
+            title=f"lock '{self._name}'",
+        )
+        try:
+            handle = await wait.run(backend.queues, self._key, timeout)
+        except CoordinationError as error:
+            emit("refused", self._key, backend.clock.now() - started_at, type(error).__name__)
+            raise
+        emit("waited", self._key, backend.clock.now() - started_at)
+        return handle
+
+    async def _owned(self, backend: LockBackend, owner: Owner) -> bool:
+        handle = self._held.get(owner)
+        if handle is None or not handle.valid:
+            return False
+        record = await backend.read(self._key)
+        return record is not None and record.granted_to(handle.token)
+
+
+class ThreadLock:
+    """A `Lock` for threads: the event loop that serves its backend carries out each call.
+
+    Each thread is a holder of its own. Every call raises `OutOfContextError` on that event loop itself.
+    """
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+
+    def acquire(self, *, timeout: float | None = None) -> ThreadLockHandle:
+        """See `Lock.acquire`."""
+        backend = self._backend()
+        return call(backend.get_loop(), self._lock._acquire(backend, this_thread(), "thread", timeout)).from_thread
+
+    def acquire_nowait(self) -> ThreadLockHandle:
+        """See `Lock.acquire_nowait`."""
+        return self.acquire(timeout=0)
+
+    def extend(self) -> ThreadLockHandle:
+        """See `Lock.extend`."""
+        return self._lock._holding(this_thread(), "extended").from_thread.extend()
+
+    def release(self) -> None:
+        """See `Lock.release`."""
+        self._lock._holding(this_thread(), "released").from_thread.release()
+
+    def locked(self) -> bool:
+        """See `Lock.locked`."""
+        backend = self._backend()
+        return call(backend.get_loop(), self._lock._locked(backend))
+
+    def owned(self) -> bool:
+        """See `Lock.owned`."""
+        backend = self._backend()
+        return call(backend.get_loop(), self._lock._owned(backend, this_thread()))
+
+    def __enter__(self) -> ThreadLockHandle:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        call(self._backend().get_loop(), self._lock._leave(this_thread(), error))
+
+    def _backend(self) -> LockBackend:
+        return self._lock._source.find(any_loop=True)

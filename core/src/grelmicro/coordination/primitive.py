@@ -1,0 +1,184 @@
+"""What locks and task locks share: a name, settings, a backend found when it is needed, and a handle for each owner."""
+
+from typing import ClassVar, Generic, TypeVar
+
+from grelmicro.clock import DRIFT
+from grelmicro.config import Reconfigurable, Seconds, WorkerConfig, check_name
+from grelmicro.coordination.handle import LockHandle
+from grelmicro.coordination.identity import Owner, worker_name
+from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.resolve import BackendSource
+from grelmicro.errors import CoordinationError, LockLostError, LockNotOwnedError, LockReentrantError, WouldBlockError
+from grelmicro.events import emit, listeners
+from grelmicro.leases import InstantLeases, Lease
+
+SWEEP_FROM = 64
+"""Owners in one primitive from which on those that ended without a release are looked for."""
+
+
+class LeaseConfig(WorkerConfig):
+    """Settings of something that holds a lease while work runs."""
+
+    lease_duration: Seconds = 60.0
+    """Seconds after which it frees itself if its holder is gone."""
+    auto_renew: bool = False
+    """Whether it is renewed while it is held; then a lost lease cancels the guarded `async with` body."""
+    max_hold: Seconds | None = None
+    """Seconds after which it is not renewed any more; None: no limit."""
+
+
+C = TypeVar("C", bound=LeaseConfig)
+
+
+class LeasePrimitive(Reconfigurable[C], Generic[C]):
+    """A named thing that tasks and threads hold, one at a time over all workers."""
+
+    kind: ClassVar[str]
+    """The prefix of its stored names."""
+
+    def __init__(self, name: str, config: C, backend: LockBackend | None) -> None:
+        title = f"{type(self).__name__} {name!r}"
+        self._name = check_name(type(self).__name__, name)
+        self._key = f"{self.kind}:{name}"
+        self._config = config
+        self._worker = worker_name(config.worker)
+        self._source: BackendSource[LockBackend] = BackendSource(title, "lock_backend", LockBackend, backend)
+        self._held: dict[Owner, LockHandle] = {}
+
+    @property
+    def name(self) -> str:
+        """The name by which workers share it."""
+        return self._name
+
+    @property
+    def worker(self) -> str:
+        """The readable prefix of its holders."""
+        return self._worker
+
+    @property
+    def backend(self) -> LockBackend:
+        """The backend it would use now.
+
+        Raises:
+            OutOfContextError: it was given none and no app serves this code.
+        """
+        return self._source.find()
+
+    @property
+    def given_backend(self) -> LockBackend | None:
+        """The backend that it was built with, if any."""
+        return self._source.given
+
+    async def locked(self) -> bool:
+        """Whether anybody holds it.
+
+        Raises:
+            CoordinationBackendError: the store failed.
+        """
+        return await self._locked(self._source.find())
+
+    async def _locked(self, backend: LockBackend) -> bool:
+        record = await backend.read(self._key)
+        return record is not None and record.live
+
+    def _refuse_reentry(self, owner: Owner) -> None:
+        if (held := self._held.get(owner)) is not None and held.held:
+            raise LockReentrantError(
+                f"{type(self).__name__} '{self._name}' is held by this task or thread already: release it first, "
+                "or use a separate instance for an independent claim"
+            )
+
+    async def _ask(
+        self, backend: LockBackend, owner: Owner, token: str, *, waiting: bool = False
+    ) -> tuple[Lease, LockHandle | None]:
+        """Ask the store once; its answer, and a handle if it was a grant that is still good."""
+        duration = self._duration()
+        sent_at = backend.clock.now()
+        lease = await backend.acquire(self._key, token, duration, waiting=waiting)
+        if not lease.granted_to(token):
+            return lease, None
+        if backend.clock.now() >= sent_at + duration * (1 - DRIFT):
+            # The answer is older than the lease, for instance because this process was paused: it proves nothing.
+            await backend.release(lease)
+            return lease, None
+        return lease, self._granted(backend, owner, lease, sent_at, duration)
+
+    def _ask_now(self, backend: LockBackend, instant: InstantLeases, owner: Owner, token: str) -> LockHandle | None:
+        """`_ask` without waiting, where the store allows that."""
+        duration = self._duration()
+        sent_at = backend.clock.now()
+        lease = instant.acquire_now(self._key, token, duration)
+        if lease.holder != token:
+            return None
+        return self._granted(backend, owner, lease, sent_at, duration)
+
+    def _duration(self) -> float:
+        """Seconds to ask for."""
+        config = self._config
+        if config.max_hold is None:
+            return config.lease_duration
+        return min(config.lease_duration, config.max_hold)
+
+    def _granted(self, backend: LockBackend, owner: Owner, lease: Lease, sent_at: float, duration: float) -> LockHandle:
+        if len(self._held) >= SWEEP_FROM:
+            self._sweep()
+        handle = LockHandle(
+            self._name, lease, backend=backend, sent_at=sent_at, duration=duration, owner=owner, held=self._held
+        )
+        if self._config.auto_renew:
+            handle.renew_automatically(self._config.max_hold)
+        if listeners:
+            emit("acquired", self._key)
+        return handle
+
+    async def _ask_once(self, backend: LockBackend, owner: Owner, token: str) -> LockHandle:
+        lease, handle = await self._ask(backend, owner, token)
+        if handle is None:
+            emit("refused", self._key)
+            busy = WouldBlockError(
+                f"{type(self).__name__} '{self._name}' is held by another holder for up to {lease.remaining:.1f} s more: "
+                "try again later"
+            )
+            busy.retry_after = lease.remaining
+            raise busy
+        return handle
+
+    def _sweep(self) -> None:
+        """Forget what was left held by tasks and threads that ended; their leases end by themselves."""
+        for ended in [owner for owner in self._held if owner.done()]:
+            del self._held[ended]
+
+    def _holding(self, owner: Owner, action: str) -> LockHandle:
+        """The handle of `owner`."""
+        handle = self._held.get(owner)
+        if handle is None:
+            raise LockNotOwnedError(
+                f"{type(self).__name__} '{self._name}' cannot be {action}: this task or thread does not hold it; "
+                "use the handle that acquire() returned to act from elsewhere"
+            )
+        return handle
+
+    async def _leave(self, owner: Owner, error: BaseException | None) -> None:
+        """Leave a block whose body ended with `error`, which stays the one that is raised."""
+        handle = self._held.pop(owner, None)
+        if handle is not None and handle.stop_interrupting(error):
+            raise handle.lost_error("kept until its block ended", LockLostError) from error
+        try:
+            if handle is None:
+                self._holding(owner, "released at the end of its block")
+            else:
+                await self._end(handle)
+        except CoordinationError as failure:
+            if error is None:
+                raise
+            error.add_note(str(failure))
+
+    async def _end(self, handle: LockHandle) -> None:
+        """End the lease of a block."""
+        if handle.lost:
+            raise handle.lost_error("kept until its block ended", LockLostError)
+        if not handle.released:
+            await handle.release()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r}>"

@@ -1,0 +1,40 @@
+"""What callers read about an election."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from grelmicro.leases.lease import NO_DATA, Lease
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRecord:
+    """Who leads, as the store last said. The shape follows client-go's LeaderElectionRecord, with a fence."""
+
+    holder: str
+    """The leader: its worker's name and a part of its own; `""` when nobody leads."""
+    fence: int
+    """The number of this term: it grows with every new one. Give it to the resources that the leader writes to."""
+    lease_duration: float
+    """Seconds for which the lease was last asked."""
+    acquired_at: datetime
+    """When this term began, by the store's clock; for display."""
+    renewed_at: datetime
+    """When it was last renewed, by the store's clock; for display."""
+    transitions: int
+    """How often leadership changed hands."""
+    metadata: Mapping[str, str] = field(default_factory=lambda: NO_DATA)
+    """What the leader attached."""
+
+    @classmethod
+    def of(cls, lease: Lease) -> "LeaderRecord":
+        """The record that `lease` holds."""
+        return cls(
+            holder=lease.holder,
+            fence=lease.fence,
+            lease_duration=max(lease.expires_at - lease.now, 0.0) if lease.holder else 0.0,
+            acquired_at=datetime.fromtimestamp(lease.acquired_at, UTC),
+            renewed_at=datetime.fromtimestamp(lease.renewed_at, UTC),
+            transitions=lease.transitions,
+            metadata=lease.data,
+        )

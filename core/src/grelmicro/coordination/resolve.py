@@ -1,0 +1,62 @@
+"""Find the backend of a primitive: the one it was given, else that of the app which serves the present code."""
+
+import logging
+import weakref
+from typing import Generic, TypeVar, cast
+
+from grelmicro.context import App, active_app
+from grelmicro.coordination.protocols import Backend
+from grelmicro.errors import OutOfContextError, SettingsValidationError
+
+logger = logging.getLogger("grelmicro.coordination")
+
+B = TypeVar("B", bound=Backend)
+
+
+class BackendSource(Generic[B]):
+    """Where one primitive gets its backend.
+
+    Args:
+        title: the primitive, for error texts, such as `Lock 'cart'`.
+        slot: the property of the app's Coordination that serves it, such as `lock_backend`.
+        protocol: what a given backend must be.
+        given: the backend that the primitive was built with, if any.
+    """
+
+    __slots__ = ("_app", "_slot", "_title", "given")
+
+    def __init__(self, title: str, slot: str, protocol: type, given: B | None) -> None:
+        if given is not None and not isinstance(given, protocol):
+            raise SettingsValidationError(
+                f"{title}: backend should be a {protocol.__name__}, not {type(given).__name__}: "
+                "of a provider, pass provider.lock() or provider.leaderelection()"
+            )
+        self.given = given
+        self._title = title
+        self._slot = slot
+        self._app: weakref.ref[App] | None = None
+
+    def find(self, *, any_loop: bool = False) -> B:
+        """The backend to use now; `any_loop` for threads.
+
+        Raises:
+            OutOfContextError: no app serves this code, or it has none of that kind, or another app served before.
+        """
+        if self.given is not None:
+            return self.given
+        app = active_app(self._title, any_loop=any_loop)
+        before = self._app() if self._app is not None else None
+        if before is not app:
+            self._stay(before, app)
+        return cast(B, getattr(app.component("coordination"), self._slot))
+
+    def _stay(self, before: App | None, app: App) -> None:
+        """Never move silently from one app's store to another's: who holds it there does not exclude anyone here."""
+        if before is not None and before.is_open:
+            raise OutOfContextError(
+                f"{self._title} was used with another app that is still open: "
+                "build one for each app, with app.coordination.lock(...) or backend="
+            )
+        if before is not None:
+            logger.warning("%s now uses another app than before, whose leases it knows nothing of", self._title)
+        self._app = weakref.ref(app)

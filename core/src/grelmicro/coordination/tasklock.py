@@ -1,0 +1,164 @@
+"""`TaskLock`: a lock for scheduled work, held for at least and at most a time."""
+
+import logging
+from types import TracebackType
+from typing import Self
+from uuid import UUID
+
+from pydantic import model_validator
+
+from grelmicro.config import Seconds, build, check_name
+from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
+from grelmicro.coordination.identity import Owner, mint, this_task, this_thread
+from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive
+from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.threads import call
+from grelmicro.errors import LockLostError
+
+logger = logging.getLogger("grelmicro.coordination")
+
+
+class TaskLockConfig(LeaseConfig):
+    """Settings of a `TaskLock`; each can be set by `GREL_TASKLOCK_{NAME}_{FIELD}` or `GREL_TASKLOCK_{FIELD}`."""
+
+    kind = "TASKLOCK"
+
+    min_hold_duration: Seconds = 1.0
+    """Seconds for which it stays held at least, also after the work is done: nobody repeats the work too soon."""
+
+    @model_validator(mode="after")
+    def _hold_within_lease(self) -> Self:
+        if self.min_hold_duration > self.lease_duration:
+            raise ValueError("min_hold_duration should be at most lease_duration")
+        return self
+
+
+class TaskLock(LeasePrimitive[TaskLockConfig]):
+    """A lock for scheduled work: entering it never waits, and leaving early keeps it for its minimum hold.
+
+    Settings left None come from the environment, then from the defaults of `TaskLockConfig`.
+
+    Args:
+        name: what is locked; `every(lock=TaskLock())` gives a nameless one its task's name.
+        backend: where; None: that of the app which serves the code that uses it, found at each use.
+        worker: readable prefix of the holder; a random one by default.
+        min_hold_duration: seconds for which it stays held at least.
+        lease_duration: seconds after which it frees itself.
+        auto_renew: renew it while the work runs, and cancel the `async with` body when it is lost.
+        max_hold: seconds after which it is not renewed any more.
+        env_prefix: prefix of its environment variables, in place of `GREL_TASKLOCK_{NAME}_`.
+
+    Raises:
+        SettingsValidationError: a setting or the name breaks a rule.
+    """
+
+    kind = "tasklock"
+
+    def __init__(
+        self,
+        name: str = "default",
+        *,
+        backend: LockBackend | None = None,
+        worker: str | UUID | None = None,
+        min_hold_duration: float | None = None,
+        lease_duration: float | None = None,
+        auto_renew: bool | None = None,
+        max_hold: float | None = None,
+        env_prefix: str | None = None,
+    ) -> None:
+        given = {
+            "worker": worker,
+            "min_hold_duration": min_hold_duration,
+            "lease_duration": lease_duration,
+            "auto_renew": auto_renew,
+            "max_hold": max_hold,
+        }
+        config = build(TaskLockConfig, "TaskLock", given, name=check_name("TaskLock", name), prefix=env_prefix)
+        super().__init__(name, config, backend)
+
+    @classmethod
+    def from_config(cls, name: str, config: TaskLockConfig, *, backend: LockBackend | None = None) -> Self:
+        """A task lock with ready settings: nothing is checked again and no environment is read."""
+        lock = cls.__new__(cls)
+        LeasePrimitive.__init__(lock, name, config, backend)
+        return lock
+
+    async def refresh(self) -> LockHandle:
+        """Let this task's lease last its whole duration from now; see `LockHandle.extend`.
+
+        Raises:
+            LockNotOwnedError: the lease was lost.
+        """
+        return await self._holding(this_task(), "refreshed").extend()
+
+    @property
+    def from_thread(self) -> "ThreadTaskLock":
+        """The same lock for threads other than the event loop's: the same names, as plain calls."""
+        return ThreadTaskLock(self)
+
+    async def __aenter__(self) -> LockHandle:
+        """Take it.
+
+        Raises:
+            WouldBlockError: another holder has it, or its minimum hold is not over.
+            LockReentrantError: this task holds it.
+            CoordinationBackendError: the store failed.
+        """
+        handle = await self._acquire(self._source.find(), this_task(), "task")
+        handle.interrupt_current_task()
+        return handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self._leave(this_task(), error)
+
+    async def _acquire(self, backend: LockBackend, owner: Owner, context: str) -> LockHandle:
+        self._refuse_reentry(owner)
+        # The last part differs from handle to handle, so that none can be used to act for another.
+        token = f"{self._worker}:{context}:{mint()}"
+        return await self._ask_once(backend, owner, token)
+
+    async def _end(self, handle: LockHandle) -> None:
+        """Free it, or let it go on for what is left of the minimum hold."""
+        left = self._config.min_hold_duration - handle.held_for
+        if handle.released or (handle.valid and left > 0 and await handle.shorten(left)):
+            return
+        if handle.valid and left <= 0:
+            await handle.release()
+        elif handle.renewed_automatically:
+            raise handle.lost_error("kept until its work ended", LockLostError)
+        else:
+            logger.warning(
+                "task lock '%s' ran out before its work ended, and another worker may have repeated it: "
+                "use a longer lease_duration, refresh() or auto_renew=True",
+                self._name,
+            )
+
+
+class ThreadTaskLock:
+    """A `TaskLock` for threads: the event loop that serves its backend carries out each call."""
+
+    def __init__(self, lock: TaskLock) -> None:
+        self._lock = lock
+
+    def refresh(self) -> ThreadLockHandle:
+        """See `TaskLock.refresh`."""
+        return self._lock._holding(this_thread(), "refreshed").from_thread.extend()
+
+    def locked(self) -> bool:
+        """See `TaskLock.locked`."""
+        backend = self._backend()
+        return call(backend.get_loop(), self._lock._locked(backend))
+
+    def __enter__(self) -> ThreadLockHandle:
+        backend = self._backend()
+        return call(backend.get_loop(), self._lock._acquire(backend, this_thread(), "thread")).from_thread
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        call(self._backend().get_loop(), self._lock._leave(this_thread(), error))
+
+    def _backend(self) -> LockBackend:
+        return self._lock._source.find(any_loop=True)

@@ -1,0 +1,161 @@
+"""Waiting for a lease: in order within a process, where only the first in line asks the store."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from random import random
+from typing import Generic, TypeVar
+
+from grelmicro.clock import Clock, sleep, time_limit
+from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, LockTimeoutError, OutcomeUnknownError
+from grelmicro.leases import Lease, Waiter
+
+T = TypeVar("T")
+
+SAFETY_POLL = 10.0
+"""Seconds after which a waiter asks again although its store promised a hint: hints are never relied on."""
+
+LOCAL_RUN = 4
+"""Hand-overs in a row within one process before it lets another process, if one waits, go first."""
+
+PATIENCE = 0.5
+"""Seconds for which a request in flight at the deadline counts as slow, if the store answered before."""
+
+
+class Line:
+    """Those who wait for one key in this process, first come first served."""
+
+    def __init__(self) -> None:
+        self.places: dict[asyncio.Future[None], None] = {}
+        self.run = 0  # grants in a row to this process while another one waited
+        self.answers = 0
+        self.failure: CoordinationBackendError | None = None
+
+
+class Queues:
+    """The lines of one backend. A line exists while somebody waits, so keys made per request leave nothing."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, Line] = {}
+
+    def join(self, key: str) -> tuple[Line, asyncio.Future[None]]:
+        """Join the line of `key`; the future is one's place, and completes when one is first."""
+        line = self.lines.get(key)
+        if line is None:
+            line = self.lines[key] = Line()
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if not line.places:
+            place.set_result(None)
+        line.places[place] = None
+        return line, place
+
+    def leave(self, key: str, line: Line, place: asyncio.Future[None]) -> None:
+        """Give a place up, with or without a grant; whoever is first then goes on at once."""
+        line.places.pop(place, None)
+        if line.places:
+            first = next(iter(line.places))
+            if not first.done():
+                first.set_result(None)
+        elif self.lines.get(key) is line:
+            del self.lines[key]
+
+    def clear(self) -> None:
+        """Forget the lines of an event loop that is gone."""
+        self.lines.clear()
+
+
+@dataclass(slots=True)
+class Wait(Generic[T]):
+    """One caller's wait for one key."""
+
+    ask: Callable[[bool], Awaitable[tuple[Lease, T | None]]]
+    """Asks the store once; its argument marks that the caller waits. The answer, and the grant if it is one."""
+    watch: Callable[[], AbstractAsyncContextManager[Waiter]]
+    """Subscribes to hints about the key."""
+    clock: Clock
+    poll: float
+    """Seconds between two tries where the store gives no hints."""
+    jitter: float
+    """The share by which `poll` varies."""
+    notice: float
+    """Seconds until another process learns of a release."""
+    title: str
+    """What is waited for, for error texts."""
+    asked_at: float | None = None
+    """When the request in flight was sent."""
+
+    async def run(self, queues: Queues, key: str, timeout: float | None) -> T:
+        """Wait until the store grants it.
+
+        Raises:
+            LockTimeoutError: others held it for `timeout` seconds.
+            OutcomeUnknownError: the deadline passed while the store answered nothing.
+            BackendUnavailableError: the deadline passed while the store answered nobody in this line.
+        """
+        line, place = queues.join(key)
+        answers = line.answers
+        try:
+            if timeout is None:
+                return await self._in_line(line, place)
+            async with time_limit(self.clock, timeout) as scope:
+                return await self._in_line(line, place)
+        except TimeoutError:
+            if timeout is None or not scope.expired():  # the store's own
+                raise
+            raise self._at_the_deadline(line, place.done(), answers, timeout) from line.failure
+        finally:
+            queues.leave(key, line, place)
+
+    async def _in_line(self, line: Line, place: asyncio.Future[None]) -> T:
+        if place.done():
+            # Nobody waits in this process: it may well be free, and then a subscription would be for nothing.
+            _, grant = await self._ask(line, False)
+            if grant is not None:
+                return grant
+        else:
+            await place
+            await self._let_others_go_first(line)
+        async with self.watch() as waiter:
+            while True:
+                lease, grant = await self._ask(line, True)
+                if grant is not None:
+                    line.run = line.run + 1 if lease.waited else 0
+                    return grant
+                # A lease is live at the very instant of its expiry, so look a moment after it.
+                await waiter.wait(min(lease.remaining + 0.001, SAFETY_POLL if waiter.pushes else self._jittered()))
+
+    async def _let_others_go_first(self, line: Line) -> None:
+        if line.run >= LOCAL_RUN:
+            line.run = 0
+            await sleep(self.clock, self.notice)
+
+    async def _ask(self, line: Line, waiting: bool) -> tuple[Lease, T | None]:
+        self.asked_at = self.clock.now()
+        try:
+            answer = await self.ask(waiting)
+        except CoordinationBackendError as error:
+            line.failure = error
+            raise
+        self.asked_at = None
+        line.answers += 1
+        return answer
+
+    def _jittered(self) -> float:
+        return self.poll * (1 + self.jitter * (2 * random() - 1))
+
+    def _at_the_deadline(self, line: Line, first: bool, answers: int, timeout: float) -> Exception:
+        silent = line.answers == answers
+        if first and self.asked_at is not None and (silent or self.clock.now() - self.asked_at > PATIENCE):
+            return OutcomeUnknownError(
+                f"{self.title}: the store did not answer within {timeout:g} s; if it granted the lease after all, "
+                "that is undone in the background: check the store, or give a longer timeout"
+            )
+        if not first and silent:
+            return BackendUnavailableError(
+                f"{self.title}: the store answered nobody who waits for it within {timeout:g} s: check the store"
+            )
+        return LockTimeoutError(
+            f"{self.title} is held by another holder and was not released within {timeout:g} s: "
+            "try again later, or give a longer timeout"
+        )

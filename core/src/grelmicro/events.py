@@ -1,0 +1,54 @@
+"""What happened, told to whoever listens: the one place where meters and traces attach."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+logger = logging.getLogger("grelmicro")
+
+Kind = Literal["acquired", "refused", "waited", "handed_over", "held", "renewed", "lost", "led", "fired"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened to a lease, a term of leadership or a task."""
+
+    kind: Kind
+    name: str
+    """The stored name, with its prefix: `lock:cart`, `leader:main`, or a task's name."""
+    seconds: float | None = None
+    """How long it took or lasted, where that means something."""
+    detail: str = ""
+    """`error` for a refusal by a failing store, the outcome of a fired task, the reason of a loss."""
+
+
+Listener = Callable[[Event], object]
+
+listeners: list[Listener] = []
+
+
+def listen(listener: Listener) -> Callable[[], None]:
+    """Call `listener` with every event, on the thread where it happens; returns what stops it.
+
+    A listener must be quick and must not raise: what it raises is logged and goes nowhere else.
+    """
+    listeners.append(listener)
+
+    def stop() -> None:
+        if listener in listeners:
+            listeners.remove(listener)
+
+    return stop
+
+
+def emit(kind: Kind, name: str, seconds: float | None = None, detail: str = "") -> None:
+    """Tell every listener; costs nothing when there is none."""
+    if not listeners:
+        return
+    event = Event(kind, name, seconds, detail)
+    for listener in tuple(listeners):
+        try:
+            listener(event)
+        except Exception:
+            logger.exception("a listener of grelmicro events failed on %s", kind)

@@ -1,0 +1,175 @@
+"""The one record that everything is built on, and what a store of such records must do."""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+from grelmicro.clock import SYSTEM_CLOCK, Clock, Signal, expect, sleep
+from grelmicro.config import check_namespace
+from grelmicro.lifecycle import Resource
+
+NO_DATA: Mapping[str, str] = MappingProxyType({})
+
+Scope = Literal["process", "host", "cluster"]
+
+
+@dataclass(slots=True)
+class Lease:
+    """A right that ends by itself. Treat it as immutable: it is not frozen only because that makes it slow to build."""
+
+    name: str
+    holder: str
+    """Who has it; `""` when it is free."""
+    fence: int
+    """Grows by one at each change from free to held; never repeats or falls for a name."""
+    transitions: int = 0
+    """How often the holder changed."""
+    acquired_at: float = 0.0
+    """Seconds since 1970 by the store, for display."""
+    renewed_at: float = 0.0
+    """Seconds since 1970 by the store, for display."""
+    expires_at: float = 0.0
+    """Seconds on the store's own clock: only `expires_at - now` has meaning to a caller."""
+    now: float = 0.0
+    """The store's clock when it answered."""
+    data: Mapping[str, str] = field(default_factory=lambda: NO_DATA)
+    waited: bool = False
+    """Another process waits for it (as far as the store knows)."""
+
+    @property
+    def live(self) -> bool:
+        """Held and not expired when the store answered; at the very instant of expiry it is still live."""
+        return self.holder != "" and self.expires_at >= self.now
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until it expires, counted from the store's answer; 0.0 when it is not live."""
+        return max(self.expires_at - self.now, 0.0) if self.holder else 0.0
+
+    def granted_to(self, holder: str) -> bool:
+        """Whether this answer of `acquire` is a grant to `holder`."""
+        return self.holder == holder and self.expires_at >= self.now
+
+
+class Waiter:
+    """A subscription to hints about one name. This one has no hints and sleeps; `pushes` says which kind it is."""
+
+    pushes = False
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def wait(self, timeout: float) -> bool:
+        """Wait for a hint, at most `timeout` seconds; whether one came. A hint proves nothing: ask the store."""
+        await sleep(self._clock, timeout)
+        return False
+
+
+class SignalWaiter(Waiter):
+    """A subscription to a signal: what was sent since it was made, or since the last wait, is not missed."""
+
+    pushes = True
+
+    def __init__(self, signal: Signal, clock: Clock) -> None:
+        super().__init__(clock)
+        self._signal = signal
+        self._next = signal.subscribe()
+
+    async def wait(self, timeout: float) -> bool:
+        """Wait for a hint, at most `timeout` seconds; whether one came."""
+        came = await expect(self._next, self._clock, timeout)
+        self.close()
+        self._next = self._signal.subscribe()
+        return came
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._signal.unsubscribe(self._next)
+
+
+class LeaseStore(Resource, ABC):
+    """Where leases are kept. A backend's author writes `acquire`, `renew`, `release`, `read` and `scan`.
+
+    Each operation is atomic, judges expiry by the store's own clock when it is carried out, and ends in bounded time.
+    It raises `BackendUnavailableError` only when it *knows* that it changed nothing. Any other error of `acquire` is
+    taken as "may have happened" and is undone by the caller of the store.
+
+    Args:
+        namespace: separates applications that share one store; 1 to 63 letters, digits, `_`, `-` or `.`.
+        clock: the time of deadlines in this process; tests move it.
+    """
+
+    scope: ClassVar[Scope] = "cluster"
+    """Who can share it: the tasks of one process, the processes of one host, or all hosts."""
+    resolution: ClassVar[float] = 0.001
+    """The shortest lease that is kept exactly, in seconds; shorter ones are rounded up to it."""
+    ordered: ClassVar[bool] = False
+    """Requests take effect in the order in which this process sent them, so an undo comes after what it undoes."""
+    notice: ClassVar[float] = 0.0
+    """Seconds until another process learns of a release: a process that yields to others waits this long."""
+
+    def __init__(self, *, namespace: str = "grelmicro", clock: Clock | None = None) -> None:
+        self.namespace = check_namespace(namespace)
+        self.clock = clock or SYSTEM_CLOCK
+
+    @abstractmethod
+    async def acquire(
+        self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
+    ) -> Lease:
+        """Take the lease for `ttl` seconds if it is free or expired, and return the record in any case.
+
+        It is a grant when the record is live and held by `holder`. One's own live lease is extended under the same
+        fence. A refusal tells for how long. `data` replaces the record's on a grant (None keeps it). `waiting` marks,
+        in the same atomic step, that the caller will wait if it is refused.
+        """
+
+    @abstractmethod
+    async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
+        """Let it end `ttl` seconds from now, while it is held and unexpired under that fence; else None.
+
+        It never takes the lease again. It may shorten, and wakes waiters then as a release does.
+        """
+
+    async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
+        """Renew each lease by its ttl; the survivors. A store that can do it in one call overrides this."""
+        answers = [await self.renew(lease, ttl) for lease, ttl in renewals]
+        return [answer for answer in answers if answer is not None]
+
+    @abstractmethod
+    async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
+        """Vacate it in place and wake waiters, if it is live under that holder and fence; whether it was.
+
+        Fence, transitions and data stay; `data` replaces the record's (None keeps it). With fence 0 the fence is
+        unknown (an undo), and name and holder decide.
+        """
+
+    @abstractmethod
+    async def read(self, name: str) -> Lease | None:
+        """The record, live or not; None when there is none."""
+
+    @abstractmethod
+    def scan(self, prefix: str = "") -> AsyncIterator[Lease]:
+        """The records whose name begins with `prefix`, in the order of their names."""
+
+    def watch(self, name: str) -> AbstractAsyncContextManager[Waiter]:
+        """Subscribe to hints about `name`: from entry on, no release is missed. The base class polls."""
+        return _polling(self.clock)
+
+
+@runtime_checkable
+class InstantLeases(Protocol):
+    """What a store offers besides that never waits: the same operations as plain calls, for uncontended locks."""
+
+    def acquire_now(self, name: str, holder: str, ttl: float) -> Lease:
+        """See `LeaseStore.acquire`."""
+
+    def release_now(self, lease: Lease) -> bool:
+        """See `LeaseStore.release`."""
+
+
+@asynccontextmanager
+async def _polling(clock: Clock) -> AsyncIterator[Waiter]:
+    yield Waiter(clock)

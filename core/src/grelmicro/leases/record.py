@@ -1,0 +1,79 @@
+"""Edit the data of a record as one step: whoever edits it holds the record's own short lease meanwhile."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from secrets import token_hex
+from typing import Protocol
+
+from grelmicro.clock import Clock, sleep
+from grelmicro.errors import CoordinationBackendError, OutcomeUnknownError
+from grelmicro.leases.lease import Lease, Waiter
+
+EDIT_LEASE = 5.0
+"""Seconds for which an editor holds a record; one that dies meanwhile delays the others by this at most."""
+
+RETRY_PAUSE = 0.1
+"""Seconds between two tries to put a record back."""
+
+POLL = 0.1
+"""Seconds between two tries to take a record that another editor has, where the store gives no hints."""
+
+Change = Callable[[Mapping[str, str]], Mapping[str, str] | None]
+
+
+class Records(Protocol):
+    """What an edit needs of a store or a backend."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    async def acquire(
+        self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
+    ) -> Lease: ...
+
+    async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool: ...
+
+    async def read(self, name: str) -> Lease | None: ...
+
+    def watch(self, name: str) -> AbstractAsyncContextManager[Waiter]: ...
+
+
+async def edit(records: Records, name: str, change: Change) -> bool:
+    """Replace the data of `name` by `change(data)`; whether this edit did it (no when `change` returns None).
+
+    Raises:
+        CoordinationBackendError: the store failed, or gave no answer by which the outcome could be told.
+    """
+    editor = f"edit:{token_hex(8)}"
+    lease = await _take(records, name, editor)
+    data = change(lease.data)
+    if data is None:
+        await records.release(lease)
+        return False
+    return await _put_back(records, lease, {**data, "edit": editor})
+
+
+async def _take(records: Records, name: str, editor: str) -> Lease:
+    async with records.watch(name) as waiter:
+        while True:
+            lease = await records.acquire(name, editor, EDIT_LEASE, waiting=True)
+            if lease.granted_to(editor):
+                return lease
+            await waiter.wait(lease.remaining + 0.001 if waiter.pushes else min(lease.remaining + 0.001, POLL))
+
+
+async def _put_back(records: Records, lease: Lease, data: Mapping[str, str]) -> bool:
+    """Release with the new data until the store answers; then its record tells whether an earlier try did it."""
+    until = records.clock.now() + EDIT_LEASE
+    while True:
+        try:
+            if await records.release(lease, data=data):
+                return True
+            record = await records.read(lease.name)
+            return record is not None and record.data.get("edit") == data["edit"]
+        except CoordinationBackendError as error:
+            if records.clock.now() + RETRY_PAUSE > until:
+                raise OutcomeUnknownError(
+                    f"changing {lease.name!r}: the store gave no answer for {EDIT_LEASE:g} s: check the store"
+                ) from error
+        await sleep(records.clock, RETRY_PAUSE)

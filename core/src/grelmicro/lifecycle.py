@@ -1,0 +1,120 @@
+"""Things that several users open and that are really opened once, in one process and on one event loop."""
+
+import asyncio
+import os
+from asyncio import get_running_loop
+from types import TracebackType
+from typing import Self
+
+from grelmicro.errors import OutOfContextError
+
+
+class Generation:
+    """The present process: a fork starts a new one, in which nothing inherited may be used."""
+
+
+generation = Generation()
+
+
+def _forked() -> None:
+    global generation
+    generation = Generation()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+class Resource:
+    """Opened by each of its users with `async with`; the first opens it, the last closes it.
+
+    Subclasses write `open` and `close`. `open` leaves nothing behind when it fails; `close` raises only for faults.
+    """
+
+    _loop: asyncio.AbstractEventLoop | None = None
+    _generation: Generation | None = None
+    _gate: asyncio.Lock | None = None
+    _users = 0
+
+    async def open(self) -> None:
+        """Open it; called on the event loop that it will serve."""
+
+    async def close(self) -> None:
+        """Close it."""
+
+    def abandon(self) -> None:
+        """Drop what belongs to an event loop that is gone or to the parent process, without touching either."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open in this process."""
+        return self._users > 0 and self._generation is generation
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that it serves.
+
+        Raises:
+            OutOfContextError: it is not open in this process.
+        """
+        if self._loop is None or not self.is_open:
+            raise OutOfContextError(self._why_closed())
+        return self._loop
+
+    def check_open(self) -> None:
+        """Raise `OutOfContextError` unless it is open in this process and on the running event loop."""
+        if self._loop is not get_running_loop() or self._generation is not generation:
+            if self._loop is None or not self.is_open:
+                raise OutOfContextError(self._why_closed())
+            raise OutOfContextError(
+                f"{self._title()} serves another event loop than the running one: "
+                "use it on the loop that opened it, or from a thread through `from_thread`"
+            )
+
+    async def __aenter__(self) -> Self:
+        self._leave_the_dead()
+        loop = asyncio.get_running_loop()
+        if self._users and self._loop is not loop:
+            raise OutOfContextError(
+                f"{self._title()} is open on another event loop: close it there first, or build one per event loop"
+            )
+        if self._gate is None:
+            self._gate = asyncio.Lock()
+        async with self._gate:
+            if not self._users:
+                self._loop, self._generation = loop, generation
+                try:
+                    await self.open()
+                except BaseException:
+                    self._loop = self._generation = None
+                    raise
+            self._users += 1
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self.is_open:  # closed by a fork: the parent closes its own
+            return
+        self._users -= 1
+        if self._users:
+            return
+        try:
+            await self.close()
+        finally:
+            self._loop = self._generation = self._gate = None
+
+    def _leave_the_dead(self) -> None:
+        """Start anew when the loop that opened it is closed, or is the one of the process that this was forked from."""
+        gone = self._generation is not generation or (self._loop is not None and self._loop.is_closed())
+        if self._generation is not None and gone:
+            self.abandon()
+            self._users = 0
+            self._loop = self._generation = self._gate = None
+
+    def _title(self) -> str:
+        return type(self).__name__
+
+    def _why_closed(self) -> str:
+        if self._users and self._generation is not generation:
+            return f"{self._title()} was opened before a fork: open it again in this process"
+        return f"{self._title()} is not open: use it inside `async with`, or let an open Grelmicro app own it"

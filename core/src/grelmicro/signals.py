@@ -1,0 +1,63 @@
+"""Hand leadership over at the signal that stops the process, not at the end of what the server still has to do."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Protocol
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class HandsOver(Protocol):
+    """What can hand over, such as a `Grelmicro` app."""
+
+    def hand_over(self) -> None:
+        """Begin to end what other workers can take up; returns at once."""
+
+
+@contextmanager
+def handing_over(app: HandsOver, *, unhandled: Callable[[], object] | None = None) -> Iterator[None]:
+    """Call `app.hand_over()` at SIGTERM and SIGINT, then whatever handled the signal before.
+
+    It does nothing outside of the main thread, where Python allows no handlers. What was there is put back at the end.
+
+    Args:
+        app: what hands over.
+        unhandled: called in the event loop at the first signal that nobody handled before and that would have ended
+            the process at once, so that it can end in order; then the signal is raised again. A second one ends it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    fatal: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        previous = before[signal.Signals(number)]
+        loop.call_soon_threadsafe(app.hand_over)
+        if callable(previous):
+            previous(number, frame)
+        elif previous is signal.SIG_DFL:
+            if unhandled is None or fatal:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            fatal.append(number)
+            if unhandled is not None:
+                loop.call_soon_threadsafe(unhandled)
+
+    for number in SIGNALS:
+        # None stands for a handler that was not set from Python: it could not be put back.
+        if before[number] is not None:
+            signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            if signal.getsignal(number) is handle:
+                signal.signal(number, before[number])
+        if fatal:
+            signal.raise_signal(fatal[0])

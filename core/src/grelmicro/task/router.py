@@ -1,0 +1,121 @@
+"""`TaskRouter`: declare tasks where they are written, and include them in the `Tasks` that run them."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import TypeVar
+
+from grelmicro.config import build, check_name, check_seconds
+from grelmicro.coordination import LeaderElection, TaskLock, TaskLockConfig
+from grelmicro.errors import TaskError
+from grelmicro.task.interval import IntervalTask
+from grelmicro.task.task import Task
+
+F = TypeVar("F", bound=Callable[[], object])
+
+
+class TaskRouter:
+    """A set of tasks.
+
+    Args:
+        tasks: those to begin with.
+    """
+
+    def __init__(self, *, tasks: Iterable[Task] = ()) -> None:
+        self._tasks: dict[str, Task] = {}
+        for task in tasks:
+            self.add_task(task)
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The tasks, in the order in which they were added."""
+        return tuple(self._tasks.values())
+
+    def add_task(self, task: Task) -> None:
+        """Add a task, such as a `LeaderElection`.
+
+        Raises:
+            TaskError: another one has its name.
+        """
+        # Two elections of one role in one process are two candidates, so only names of functions must differ.
+        name = task.name if isinstance(task, IntervalTask) else f"{type(task).__name__} {task.name} {id(task)}"
+        if name in self._tasks:
+            raise TaskError(
+                f"there is a task named {task.name!r} already, and both would share one lock: give one another name="
+            )
+        self._tasks[name] = task
+
+    def include_router(self, router: "TaskRouter") -> None:
+        """Add all tasks of another router.
+
+        Raises:
+            TaskError: a name is there already.
+        """
+        for task in router.tasks:
+            self.add_task(task)
+
+    def every(
+        self,
+        *,
+        seconds: float | timedelta,
+        name: str | None = None,
+        lock: TaskLock | None = None,
+        leader: LeaderElection | None = None,
+    ) -> Callable[[F], F]:
+        """Run the decorated function every `seconds`; a plain function runs in a thread.
+
+        Args:
+            seconds: the interval, in seconds or as a timedelta.
+            name: unique among all tasks of the application; the function's module and name by default.
+            lock: run on one worker per interval. `TaskLock()` takes the task's name, and its minimum hold is the
+                interval unless given.
+            leader: run only on the worker that leads; needs no lock.
+
+        Raises:
+            TaskError: the function needs arguments or has no name of its own, or the name is taken.
+            SettingsValidationError: the interval or the lock's durations break a rule.
+        """
+        interval = check_seconds(
+            "every(seconds=)", seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+        )
+
+        def declare(function: F) -> F:
+            task_name = name if name is not None else _name_of(function)
+            _check_callable(task_name, function)
+            own = None if lock is None else _stamped(lock, check_name("every(name=)", task_name), interval)
+            self.add_task(IntervalTask(task_name, function, interval, lock=own, leader=leader))
+            return function
+
+        return declare
+
+
+def _name_of(function: Callable[[], object]) -> str:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not name or "<lambda>" in name:
+        raise TaskError("every() needs a function with a name of its own: define it with def, or give name=")
+    return f"{module}:{name}"
+
+
+def _check_callable(name: str, function: Callable[[], object]) -> None:
+    if not callable(function):
+        raise TaskError(f"every() decorates a function, not {type(function).__name__}")
+    needed = [
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed:
+        raise TaskError(f"task {name} is called without arguments, but needs {', '.join(needed)}: give them defaults")
+
+
+def _stamped(lock: TaskLock, task: str, interval: float) -> TaskLock:
+    """A lock for one task alone: named after it unless named, and held for the interval unless told otherwise."""
+    given = {field: getattr(lock.config, field) for field in lock.config.model_fields_set}
+    given.setdefault("min_hold_duration", interval)
+    if "lease_duration" not in given:
+        given["lease_duration"] = max(lock.config.lease_duration, given["min_hold_duration"])
+    name = task if lock.name == "default" else lock.name
+    return TaskLock.from_config(
+        name, build(TaskLockConfig, f"every(lock=) of {task}", given), backend=lock.given_backend
+    )

@@ -1,0 +1,33 @@
+"""What `Tasks` runs, and what became of each fire."""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol
+
+Outcome = Literal["success", "error", "lost", "skipped", "missed", "coordination_error"]
+"""How a due fire ended: it ran; it raised; it lost its lease or leadership while it ran; it is another worker's turn;
+this worker was busy or asleep when it was due; or the store could not tell whose turn it is."""
+
+OUTCOMES: tuple[Outcome, ...] = ("success", "error", "lost", "skipped", "missed", "coordination_error")
+
+
+class Task(Protocol):
+    """Something that runs from the start to the end of `Tasks`, such as a `LeaderElection`."""
+
+    @property
+    def name(self) -> str:
+        """Its name, unique within its `Tasks`."""
+
+    async def __call__(self, *, ready: asyncio.Future[None] | None = None, stop: asyncio.Event | None = None) -> None:
+        """Run until `stop` is set, or until cancelled; complete `ready` once it runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    """One due fire that is over."""
+
+    started_at: datetime
+    outcome: Outcome
+    duration: float
+    """Seconds that it took."""

@@ -1,0 +1,98 @@
+"""A clock that tests move: leases run out, waits end and renewals fall due without anybody waiting for it."""
+
+import asyncio
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+
+ROUNDS = 20
+"""How often the event loop runs after each timer, so that whatever it woke can go on to its next wait."""
+
+
+class _Timer:
+    """A call at a time of the clock, on the event loop that asked for it."""
+
+    def __init__(self, when: float, callback: Callable[[], object]) -> None:
+        self.when = when
+        self.callback: Callable[[], object] | None = callback
+        self.loop = asyncio.get_running_loop()
+
+    def cancel(self) -> None:
+        """Do not call back any more."""
+        self.callback = None
+
+    def fire(self) -> None:
+        """Call back, on the loop that asked for it."""
+        callback, self.callback = self.callback, None
+        if callback is None:
+            return
+        if self.loop is asyncio.get_running_loop():
+            callback()
+        elif not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(callback)
+
+
+class MovableClock:
+    """A `grelmicro.clock.Clock` that stands still until it is moved. Any thread may read it.
+
+    Args:
+        now: seconds on the clock of leases at the beginning.
+        wall: seconds since 1970 at the beginning.
+    """
+
+    def __init__(self, now: float = 1_000.0, wall: float = 1_750_000_000.0) -> None:
+        self._now = now
+        self._offset = wall - now
+        self._mutex = threading.Lock()
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._count = itertools.count()
+
+    def now(self) -> float:
+        """Seconds on the clock of leases."""
+        return self._now
+
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return self._now + self._offset
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> _Timer:
+        """Call `callback` once the clock has been moved by `delay` seconds."""
+        timer = _Timer(self._now + delay, callback)
+        with self._mutex:
+            heapq.heappush(self._timers, (timer.when, next(self._count), timer))
+        return timer
+
+    async def advance(self, seconds: float) -> None:
+        """Let `seconds` pass: the timers that fall due fire in their order, each at its time."""
+        target = self._now + seconds
+        await _settle()
+        while (timer := self._next(target)) is not None:
+            self._now = max(self._now, timer.when)
+            timer.fire()
+            await _settle()
+        self._now = target
+        await _settle()
+
+    async def shift(self, seconds: float) -> None:
+        """Jump by `seconds` as a machine does that was suspended: what fell due meanwhile fires only now, and late."""
+        self._now += seconds
+        while (timer := self._next(self._now)) is not None:
+            timer.fire()
+        await _settle()
+
+    def shift_wall(self, seconds: float) -> None:
+        """Set the wall clock forward, or back, as an administrator or a time server does; leases are not touched."""
+        self._offset += seconds
+
+    def _next(self, until: float) -> _Timer | None:
+        """The next timer that is due by then."""
+        with self._mutex:
+            if self._timers and self._timers[0][0] <= until:
+                return heapq.heappop(self._timers)[2]
+            return None
+
+
+async def _settle() -> None:
+    for _ in range(ROUNDS):
+        await asyncio.sleep(0)

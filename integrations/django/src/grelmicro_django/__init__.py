@@ -1,0 +1,1 @@
+"""Django integration of grelmicro-suite."""

@@ -1,0 +1,1 @@
+"""FastAPI integration of grelmicro-suite."""

@@ -1,0 +1,1 @@
+"""Starlette integration of grelmicro-suite."""

@@ -1,0 +1,1 @@
+"""Facts about the repository itself: its layers, its texts, its packages."""
