@@ -25,7 +25,8 @@ ENVIRONMENTS = ("development", "test", "staging", "production")
 class Grelmicro(Resource):
     """An application's coordination, and whatever else shall open and close with it.
 
-    Open it with `async with`; in code without an event loop with `with`, which runs one of its own in a thread. It can be opened again after it was closed. Who opens it while it is open shares it.
+    Open it with `async with`; in code without an event loop with `with`, which runs one of its own in a thread. It can
+    be opened again after it was closed. Who opens it while it is open shares it.
 
     Args:
         uses: a `Coordination`, providers, `Tasks` and any other async context managers, or classes of them that need

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 from grelmicro.errors import OutOfContextError
 
@@ -42,10 +42,8 @@ class BackgroundLoop:
     def stop(self) -> None:
         """Close everything and wait for the end of the thread; raises what closing raised."""
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
-            try:
+            with suppress(RuntimeError):  # the loop closed in this very moment
                 self._loop.call_soon_threadsafe(self._stop.set)
-            except RuntimeError:  # the loop closed in this very moment
-                pass
         while self._thread.is_alive():
             self._thread.join(LOOK)
         if self._failure is not None:

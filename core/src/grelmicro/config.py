@@ -22,6 +22,13 @@ def _number(value: object) -> object:
     return value
 
 
+def _worker(value: object) -> object:
+    text = str(value) if isinstance(value, UUID) else value
+    if isinstance(text, str) and not (0 < len(text) <= 128 and text.isprintable()):
+        raise ValueError("should have 1 to 128 characters without control characters")
+    return text
+
+
 Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 """A duration in seconds: more than 0, at most ten years."""
 
@@ -44,7 +51,7 @@ class Config(BaseModel):
 class WorkerConfig(Config):
     """Settings of something that holds leases under a worker's name."""
 
-    worker: Annotated[str | UUID, Field(union_mode="left_to_right")] | None = None
+    worker: Annotated[str, BeforeValidator(_worker)] | None = None
     """Readable name of this worker, the prefix of what is stored as holder; None: 16 random hex characters."""
 
 

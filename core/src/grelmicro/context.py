@@ -49,7 +49,8 @@ def active_app(user: str, *, any_loop: bool = False) -> App:
             f"{user}: the app of this context is closed, and another one is never used in its place: "
             "keep it open around this code"
         )
-    apps = [app for app in open_apps if app.is_open and (any_loop or app.get_loop() is asyncio.get_running_loop())]
+    here = None if any_loop else _running_loop()
+    apps = [app for app in open_apps if app.is_open and (any_loop or app.get_loop() is here)]
     if len(apps) == 1:
         return apps[0]
     if not apps:
@@ -61,3 +62,10 @@ def active_app(user: str, *, any_loop: bool = False) -> App:
         f"{user}: {len(apps)} apps are open, and none of them is bound to this context: "
         "pass backend=, or build it from its app: app.coordination.lock(...)"
     )
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -33,7 +33,7 @@ class Resource:
 
     _loop: asyncio.AbstractEventLoop | None = None
     _generation: Generation | None = None
-    _gate: asyncio.Lock | None = None
+    _gate: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
     _users = 0
 
     async def open(self) -> None:
@@ -77,9 +77,7 @@ class Resource:
             raise OutOfContextError(
                 f"{self._title()} is open on another event loop: close it there first, or build one per event loop"
             )
-        if self._gate is None:
-            self._gate = asyncio.Lock()
-        async with self._gate:
+        async with self._gate_on(loop):
             if not self._users:
                 self._loop, self._generation = loop, generation
                 try:
@@ -98,10 +96,19 @@ class Resource:
         self._users -= 1
         if self._users:
             return
-        try:
-            await self.close()
-        finally:
-            self._loop = self._generation = self._gate = None
+        async with self._gate_on(asyncio.get_running_loop()):
+            if self._users:  # opened again meanwhile
+                return
+            try:
+                await self.close()
+            finally:
+                self._loop = self._generation = None
+
+    def _gate_on(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
+        """One opens or closes at a time. The gate outlives both, so that whoever waits for it meets whoever comes."""
+        if self._gate is None or self._gate[0] is not loop:
+            self._gate = (loop, asyncio.Lock())
+        return self._gate[1]
 
     def _leave_the_dead(self) -> None:
         """Start anew when the loop that opened it is closed, or is the one of the process that this was forked from."""

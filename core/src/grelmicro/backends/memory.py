@@ -10,7 +10,7 @@ from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter, 
 from grelmicro.errors import SettingsValidationError
 from grelmicro.leases.lease import Lease, LeaseStore, SignalWaiter, Waiter
 from grelmicro.leases.retention import RETENTION, droppable
-from grelmicro.leases.rules import owns, renewed, seen, taken, vacated
+from grelmicro.leases.rules import granted, owns, renewed, seen, taken, vacated
 
 LOOK_INTERVAL = 60.0
 """Seconds between two looks for records that are past their retention."""
@@ -42,7 +42,8 @@ class MemoryStore(LeaseStore):
         self._retention = check_seconds("retention", retention)
         self._capacity = capacity
         self._records: dict[str, Lease] = {}
-        self._free: dict[str, None] = {}  # names of free locks, the longest free first
+        # Free names and since when, the longest free first. Their record is vacated when it is read, not before.
+        self._free: dict[str, float] = {}
         self._first_fence = 1
         self._look_at = 0.0  # when to look for records that are past their retention
         self._watched: dict[str, Signal] = {}
@@ -55,26 +56,27 @@ class MemoryStore(LeaseStore):
 
     def acquire_now(self, name: str, holder: str, ttl: float, data: Mapping[str, str] | None = None) -> Lease:
         """`acquire` as a plain call: nothing here waits."""
-        now = self.clock.now()
+        now, wall = self.clock.now(), self.clock.wall()
         record = self._records.get(name)
-        lease = taken(record, name, holder, ttl, data, now, self.clock.wall(), self._first_fence)
-        if lease is None:
-            assert record is not None
-            return seen(record, now)
-        self._records[name] = lease
-        if record is not None:
-            self._free.pop(name, None)
-        return lease
+        if self._free.pop(name, None) is not None:
+            lease: Lease | None = granted(record, name, holder, ttl, data, now, wall, self._first_fence)
+        else:
+            lease = taken(record, name, holder, ttl, data, now, wall, self._first_fence)
+        if lease is not None:
+            self._records[name] = lease
+            return lease
+        assert record is not None
+        return seen(record, now)
 
     async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
         """See `LeaseStore.renew`."""
-        record = self._records.get(lease.name)
+        record = self._record(lease.name)
         renewal = renewed(record, lease, ttl, data, self.clock.now(), self.clock.wall())
         if record is None or renewal is None:
             return None
         self._records[lease.name] = renewal
-        if renewal.expires_at < record.expires_at:
-            self._hint(lease.name)
+        if renewal.expires_at < record.expires_at and lease.name in self._watched:
+            self._watched[lease.name].send()
         return renewal
 
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
@@ -83,23 +85,28 @@ class MemoryStore(LeaseStore):
 
     def release_now(self, lease: Lease, data: Mapping[str, str] | None = None) -> bool:
         """`release` as a plain call: nothing here waits."""
-        now = self.clock.now()
-        record = self._records.get(lease.name)
-        if record is None or not owns(record, lease, now):
+        name, now = lease.name, self.clock.now()
+        record = self._records.get(name)
+        if record is None or name in self._free or not owns(record, lease, now):
             return False
-        self._vacate(record, data, now)
-        self._hint(lease.name)
+        self._free[name] = now
+        if data is not None:
+            self._records[name] = vacated(record, data, now)
+        if len(self._free) > self._capacity or now >= self._look_at:
+            self._drop(now)
+        if name in self._watched:
+            self._watched[name].send()
         return True
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
-        record = self._records.get(name)
+        record = self._record(name)
         return None if record is None else seen(record, self.clock.now())
 
     async def scan(self, prefix: str = "") -> AsyncIterator[Lease]:
         """See `LeaseStore.scan`."""
         for name in sorted(name for name in self._records if name.startswith(prefix)):
-            if (record := self._records.get(name)) is not None:
+            if (record := self._record(name)) is not None:
                 yield seen(record, self.clock.now())
 
     @asynccontextmanager
@@ -117,35 +124,33 @@ class MemoryStore(LeaseStore):
     async def close(self) -> None:
         """Vacate what expired; the records, and with them the fences, stay."""
         now = self.clock.now()
-        for record in list(self._records.values()):
-            if record.holder and record.expires_at < now:
-                self._vacate(record, None, now)
+        for name, record in self._records.items():
+            if record.expires_at < now:
+                self._free.setdefault(name, now)
 
     def abandon(self) -> None:
         """Forget the waiters of a loop that is gone."""
         self._watched.clear()
 
-    def _vacate(self, record: Lease, data: Mapping[str, str] | None, now: float) -> None:
-        self._records[record.name] = free = vacated(record, data, now)
-        if droppable(free):
-            self._free[record.name] = None
-            if len(self._free) > self._capacity or now >= self._look_at:
-                self._drop(now)
+    def _record(self, name: str) -> Lease | None:
+        """The record as it stands."""
+        record = self._records.get(name)
+        if record is None or name not in self._free:
+            return record
+        return vacated(record, None, self._free[name])
 
     def _drop(self, now: float) -> None:
-        """Drop the longest free records, and never give their fences again."""
+        """Drop the longest free records of locks, and never give their fences again."""
         self._look_at = now + LOOK_INTERVAL
-        while self._free:
-            name = next(iter(self._free))
-            record = self._records[name]
-            if len(self._free) <= self._capacity and record.now >= now - self._retention:
+        excess = len(self._free) - self._capacity
+        for name, freed_at in list(self._free.items()):
+            if excess <= 0 and freed_at >= now - self._retention:
                 return
-            self._first_fence = max(self._first_fence, record.fence + 1)
-            del self._free[name], self._records[name]
-
-    def _hint(self, name: str) -> None:
-        if (signal := self._watched.get(name)) is not None:
-            signal.send()
+            excess -= 1
+            record = self._records[name]
+            if droppable(vacated(record, None, now)):
+                self._first_fence = max(self._first_fence, record.fence + 1)
+                del self._free[name], self._records[name]
 
 
 class MemoryProvider(Provider):

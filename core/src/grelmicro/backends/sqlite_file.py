@@ -77,17 +77,21 @@ def check_place(path: str) -> None:
         raise SettingsValidationError("SQLite: path is a directory: name a file in it, such as 'locks.db'")
     if os.path.exists(path) and not os.path.isfile(path):
         raise SettingsValidationError("SQLite: path is not a regular file: name another, such as 'locks.db'")
-    if os.path.exists(path) and not os.access(path, os.R_OK | os.W_OK):
+    if os.path.exists(path) and not _may(path, os.R_OK | os.W_OK):
         raise SettingsValidationError(
             "SQLite: path is a file that this process may not read and write: change its permissions, or name another"
         )
     # SQLite keeps two more files beside it, which it creates and removes.
-    if not os.access(os.path.dirname(os.path.realpath(path)), os.W_OK | os.X_OK):
+    if not _may(os.path.dirname(os.path.realpath(path)), os.R_OK | os.W_OK | os.X_OK):
         raise SettingsValidationError(
             "SQLite: path is in a directory in which this process may not create files: change its permissions, "
             "or name another"
         )
     _check_file_system(path)
+
+
+def _may(path: str, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
 def _check_file_system(path: str) -> None:
@@ -134,12 +138,16 @@ def create(path: str) -> None:
     Processes that still have the deleted file open go on using these two. SQLite would find them by their names, take
     them for those of the new file, and fail or damage it.
     """
+    path = os.path.realpath(path)
+    if os.path.exists(path):
+        return
     with _alone(os.path.dirname(path)):
-        if not os.path.exists(path):
-            for leftover in (path + "-wal", path + "-shm"):
-                with suppress(FileNotFoundError):
-                    os.unlink(leftover)
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o644))
+        if os.path.exists(path):  # by now
+            return
+        for leftover in (path + "-wal", path + "-shm"):
+            with suppress(FileNotFoundError):
+                os.unlink(leftover)
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o644))
 
 
 @contextmanager

@@ -92,7 +92,8 @@ class Lane:
     def later(self, unit: Unit[[], object]) -> None:
         """Run a unit when the thread is free; nobody learns how it ended."""
         if self._thread is not None:
-            self._thread.submit(self._try, unit, 0.0)
+            with suppress(RuntimeError):  # the interpreter is about to end
+                self._thread.submit(self._try, unit, 0.0)
 
     def close(self, last: Unit[[], object] | None = None) -> "Future[None]":
         """Run `last`, as far as it works out, close the connection and end the thread. The future says when."""
@@ -124,7 +125,7 @@ class Lane:
                     return unit(self._current(), *args, **kwargs)
             except sqlite3.Error as error:
                 if not self._worth_another_try(error) or time.monotonic() + pause > until:
-                    raise BackendUnavailableError(f"the SQLite file {self._path}: {_reason(error)}") from error
+                    raise BackendUnavailableError(f"the SQLite file {self._path}: {reason(error)}") from error
             except OSError as error:
                 raise BackendUnavailableError(
                     f"the SQLite file {self._path} cannot be reached ({error.strerror}): check its directory"
@@ -245,5 +246,11 @@ def _code(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
 
 
-def _reason(error: sqlite3.Error) -> str:
+def is_misplaced(error: sqlite3.Error) -> bool:
+    """Whether the file itself is to blame, and not the moment."""
+    return _code(error) in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_READONLY)
+
+
+def reason(error: sqlite3.Error) -> str:
+    """What is wrong, and the remedy."""
     return _REASONS.get(_code(error), f"SQLite refused ({error}): the cause is attached")

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
-from grelmicro.clock import Clock, sleep, time_limit
+from grelmicro.clock import Clock, sleep
 from grelmicro.coordination.renewal import Renewer
 from grelmicro.coordination.wait import Queues
 from grelmicro.errors import GrelmicroError, OutcomeUnknownError
@@ -98,10 +98,17 @@ class LeaseAdapter(Resource):
         try:
             return await self.store.release(lease, data=data)
         except BaseException as error:
-            self._in_background(self._release_again(lease, data, limit=lease.expires_at - lease.now, sure=False))
+            self._in_background(self._release_again(lease, data, limit=lease.remaining, sure=False))
             if isinstance(error, Exception):
                 raise _unknown(error, f"releasing {lease.name!r}, which is repeated in the background,") from error
             raise
+
+    def settle(self, lease: Lease, seconds: float = 0.0) -> None:
+        """See `LeaseBackend.settle`."""
+        if seconds > 0:
+            self._in_background(self._renew_again(lease, seconds))
+        else:
+            self._in_background(self._release_again(lease, None, limit=lease.remaining, sure=False))
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseBackend.read`."""
@@ -136,14 +143,32 @@ class LeaseAdapter(Resource):
 
         A "no" to an undo may be early: where requests can overtake each other, the acquire may still arrive.
         """
+
+        async def release() -> bool:
+            return await self.store.release(lease, data=data) or not sure
+
+        await self._repeat(release, lease.name, limit)
+
+    async def _renew_again(self, lease: Lease, seconds: float) -> None:
+        """Repeat a renewal that shortens, until it is answered."""
+        until = self.clock.now() + seconds
+
+        async def renew() -> bool:
+            await self.store.renew(lease, max(until - self.clock.now(), 0.001))
+            return True
+
+        await self._repeat(renew, lease.name, lease.remaining)
+
+    async def _repeat(self, request: Callable[[], Awaitable[bool]], name: str, limit: float) -> None:
+        """Repeat a request until it returns True, for `limit` seconds at most: then the lease has ended by itself."""
         until = self.clock.now() + limit
         pause = FIRST_PAUSE
         while True:
             try:
-                if await self.store.release(lease, data=data) or not sure:
+                if await request():
                     return
             except Exception as error:
-                logger.debug("releasing %s is tried again: %s", lease.name, error)
+                logger.debug("ending %s is tried again: %s", name, error)
             if self.clock.now() + pause >= until:
                 return
             await sleep(self.clock, pause)
@@ -158,10 +183,9 @@ class LeaseAdapter(Resource):
         tasks = set(self._background)
         if tasks:
             try:
-                async with time_limit(self.clock, DRAIN_LIMIT):
-                    await asyncio.wait(tasks)
-            except TimeoutError:
-                logger.warning("closing before %d releases were confirmed: their leases end by themselves", len(tasks))
+                _, late = await asyncio.wait(tasks, timeout=DRAIN_LIMIT)
+                if late:
+                    logger.warning("closing before %d releases were confirmed: the leases end by themselves", len(late))
             finally:
                 for task in tasks:
                     task.cancel()

@@ -52,7 +52,6 @@ class Term:
     """One uninterrupted period of leadership, known by its fence. Times are on the backend's local clock."""
 
     def __init__(self, lease: Lease, sent_at: float, timing: Timing) -> None:
-        self.generation = lifecycle.generation
         self.began_at = sent_at
         self.over = False
         self.confirm(lease, sent_at, timing)
@@ -64,11 +63,19 @@ class Term:
         self.held_until = sent_at + timing.lease_duration * (1 - DRIFT)
         self.lead_until = min(sent_at + timing.renew_deadline, self.held_until)
 
+    def ask(self, sent_at: float, timing: Timing) -> None:
+        """A renewal is sent. Its answer may be lost, so if it shortens the lease, that counts from now on."""
+        self.held_until = min(self.held_until, sent_at + timing.lease_duration * (1 - DRIFT))
+        self.lead_until = min(self.lead_until, self.held_until)
+
 
 class Standing:
     """Where an instance stands: its term if it leads, the record it saw last, and the work that runs in the term."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: str) -> None:
+        self.generation = lifecycle.generation
+        self.worker = worker
+        self.service: asyncio.Task[None] | None = None
         self.clock: Clock = SYSTEM_CLOCK
         self.term: Term | None = None
         self.record: LeaderRecord | None = None
@@ -79,8 +86,6 @@ class Standing:
         """Seconds for which it surely leads (in `term`, if given); 0.0 when it does not."""
         current = self.term
         if current is None or current.over or (term is not None and term is not current):
-            return 0.0
-        if current.generation is not lifecycle.generation:
             return 0.0
         return max(current.lead_until - self.clock.now(), 0.0)
 
@@ -209,18 +214,14 @@ class Campaign:
 
     async def _lead(self, term: Term) -> None:
         """Renew until the term is over."""
-        while self._standing.leading_for(term) > 0:
+        failed = False
+        while (left := self._standing.leading_for(term)) > 0:
             timing = self._candidate.config
-            left = term.lead_until - self._clock.now()
-            pause = min(_jittered(timing), left)
-            try:
-                await self._pause(term, pause)
-                if self._standing.leading_for(term) <= 0:
-                    break
-                await self._renew(term)
-            except Exception as error:
-                self._outage.note(error, self._clock.now(), timing.error_interval)
-                await self._pause(term, min(timing.retry_interval, (term.lead_until - self._clock.now()) / 4))
+            # Whatever the interval is, there is time for a second try, and after a failure for some more.
+            soon = max(left / 4, timing.retry_interval / 10) if failed else left / 2
+            await self._pause(term, min(_jittered(timing), soon))
+            if self._standing.leading_for(term) > 0:
+                failed = not await self._renew(term)
         await self._end_term()
 
     async def _pause(self, term: Term, seconds: float) -> None:
@@ -229,20 +230,30 @@ class Campaign:
         while (left := min(until - self._clock.now(), self._standing.leading_for(term))) > 0:
             await self._standing.changed.wait(self._clock, left)
 
-    async def _renew(self, term: Term) -> None:
+    async def _renew(self, term: Term) -> bool:
+        """Ask for more time; whether the store answered."""
         timing = self._candidate.config
         sent_at = self._clock.now()
-        async with time_limit(self._clock, timing.backend_timeout):
-            lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._candidate.metadata)
+        term.ask(sent_at, timing)
+        try:
+            async with time_limit(self._clock, min(timing.backend_timeout, self._standing.leading_for(term))):
+                lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._candidate.metadata)
+        except Exception as error:
+            self._outage.note(error, self._clock.now(), timing.error_interval)
+            return False
         self._outage.over(self._clock.now())
         if lease is None:
             logger.warning("lost %s, term %d: it expired or was taken over", self._key, term.lease.fence)
             term.held_until = self._clock.now()
             self._standing.resign()
-            return
+            return True
+        late = self._standing.leading_for(term) <= 0
         term.confirm(lease, sent_at, timing)
+        if late:
+            self._standing.resign()  # it was seen to end already, and who saw that would not see it go on
         self._standing.record = LeaderRecord.of(lease)
         emit("renewed", self._key)
+        return True
 
     async def _end_term(self) -> None:
         """End the term: first its work, then its lease, so that a successor never overlaps with either."""
@@ -255,7 +266,8 @@ class Campaign:
             logger.error("work of %s, term %d, runs on although its lease has ended", self._key, term.lease.fence)
         try:
             async with time_limit(self._clock, self._candidate.config.backend_timeout):
-                await self._backend.release(term.lease)
+                if await self._backend.release(term.lease):
+                    emit("handed_over", self._key)
         except Exception as error:
             logger.warning(
                 "releasing %s failed, and it ends by itself: %s", self._key, str(error) or type(error).__name__

@@ -52,7 +52,7 @@ class LockHandle:
     # Most handles live for one uncontended hold: what they rarely need is set when they need it.
     interruption: Interruption | None = None
     renewed_automatically = False
-    _max_hold: float | None = None
+    max_hold: float | None = None
     _reason = ""
     _released = False
     _release_sent: bool | None = None
@@ -63,7 +63,6 @@ class LockHandle:
         self,
         name: str,
         lease: Lease,
-        *,
         backend: LockBackend,
         sent_at: float,
         duration: float,
@@ -83,10 +82,9 @@ class LockHandle:
         self.renew_at = sent_at + duration / 3
         held[owner] = self
 
-    def renew_automatically(self, max_hold: float | None) -> None:
+    def renew_automatically(self) -> None:
         """Have it renewed until it is released, lost, left by its owner or held for `max_hold` seconds."""
         self.renewed_automatically = True
-        self._max_hold = max_hold
         self._backend.renewer.add(self)
 
     @property
@@ -178,10 +176,13 @@ class LockHandle:
             self._leave_owner()
             raise self.lost_error("released")
         repeated = self._release_sent
-        if repeated is None:
-            self._release_sent = self._backend.clock.now() < self.deadline
         instant = self._backend.instant()
-        owned = await self._backend.release(self.lease) if instant is None else instant.release_now(self.lease)
+        if instant is not None:
+            owned = instant.release_now(self.lease)
+        else:
+            if repeated is None:
+                self._release_sent = self._backend.clock.now() < self.deadline
+            owned = await self._backend.release(self.lease)
         # The first of two requests may have done it: then the second one's "no" is no loss.
         if not owned and not (repeated and self._release_sent):
             self.lose("it expired or was taken over")
@@ -218,9 +219,9 @@ class LockHandle:
 
     def ttl(self, now: float) -> float:
         """Seconds to renew for at `now`; 0.0 when its `max_hold` is reached."""
-        if self._max_hold is None:
+        if self.max_hold is None:
             return self.duration
-        return max(min(self.duration, self._acquired_at + self._max_hold - now), 0.0)
+        return max(min(self.duration, self._acquired_at + self.max_hold - now), 0.0)
 
     def confirm(self, lease: Lease, sent_at: float, ttl: float) -> None:
         """A renewal sent at `sent_at` for `ttl` seconds was granted."""
@@ -250,8 +251,13 @@ class LockHandle:
         """Leave it held for `seconds` more and give it up; whether it was still held."""
         self._backend.renewer.discard(self)
         self._release_sent = self.valid
-        owned = await self._backend.renew(self.lease, seconds) is not None
-        self._finish()
+        try:
+            owned = await self._backend.renew(self.lease, seconds) is not None
+        except BaseException:
+            self._backend.settle(self.lease, seconds)
+            raise
+        finally:
+            self._finish()
         return owned
 
     def _finish(self) -> None:

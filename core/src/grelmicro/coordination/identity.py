@@ -2,38 +2,38 @@
 
 import asyncio
 import itertools
+import os
 import threading
 import weakref
 from secrets import token_hex
 from typing import Protocol
-from uuid import UUID
 
-from grelmicro import lifecycle
+from grelmicro.errors import OutOfContextError
 
-
-class _Mint:
-    """Names made in this process: 64 random bits of the process and a count, so making one costs no system call."""
-
-    def __init__(self) -> None:
-        self.generation = lifecycle.generation
-        self.process = token_hex(8)
-        self.count = itertools.count()
-
-
-_mint = _Mint()
+_process = token_hex(8)
+_count = itertools.count()
 
 
 def mint() -> str:
-    """A name that no other process, and nothing else in this one, ever has; a fork starts anew."""
-    global _mint
-    if _mint.generation is not lifecycle.generation:
-        _mint = _Mint()
-    return f"{_mint.process}{next(_mint.count):x}"
+    """A name that no other process, and nothing else in this one, ever has.
+
+    It is made of 64 random bits of the process and a count, so that making one costs no system call.
+    """
+    return f"{_process}{next(_count):x}"
 
 
-def worker_name(worker: str | UUID | None) -> str:
+def _start_anew() -> None:
+    global _process
+    _process = token_hex(8)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_anew)
+
+
+def worker_name(worker: str | None) -> str:
     """The readable prefix of an instance's holders: as given, else 16 random hex characters."""
-    return token_hex(8) if worker is None else str(worker)
+    return token_hex(8) if worker is None else worker
 
 
 class Owner(Protocol):
@@ -68,7 +68,7 @@ def this_task() -> Owner:
     """The running task."""
     task = asyncio.current_task()
     if task is None:
-        raise RuntimeError("a lease is taken for a task: call this from a coroutine that runs in one")
+        raise OutOfContextError("a lease is taken for a task: await this in a coroutine that runs in a task")
     return task
 
 

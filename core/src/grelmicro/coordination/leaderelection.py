@@ -10,6 +10,7 @@ from uuid import UUID
 
 from pydantic import model_validator
 
+from grelmicro import lifecycle
 from grelmicro.clock import sleep
 from grelmicro.config import Interval, Ratio, Reconfigurable, Seconds, WorkerConfig, build, check_name
 from grelmicro.coordination.campaign import Campaign, Standing
@@ -129,9 +130,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
     ) -> None:
         self._name = name
         self._config = config
-        self._worker = worker_name(config.worker)
         self._metadata = _checked(metadata)
-        self._standing = Standing()
+        self._inherited = Standing(worker_name(config.worker))
         title = f"LeaderElection {name!r}"
         self._source: BackendSource[LeaderElectionBackend] = BackendSource(
             title,
@@ -139,7 +139,13 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             LeaderElectionBackend,
             backend,
         )
-        self._service: asyncio.Task[None] | None = None
+
+    @property
+    def _standing(self) -> Standing:
+        """Where it stands in this process: a fork begins anew, since what it inherits is the parent's."""
+        if self._inherited.generation is not lifecycle.generation:
+            self._inherited = Standing(worker_name(self._config.worker))
+        return self._inherited
 
     @property
     def name(self) -> str:
@@ -149,7 +155,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
     @property
     def worker(self) -> str:
         """The readable prefix of this instance's holder."""
-        return self._worker
+        return self._standing.worker
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -172,7 +178,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
 
     def is_running(self) -> bool:
         """Whether it takes part in the election."""
-        return self._service is not None and not self._service.done()
+        service = self._standing.service
+        return service is not None and not service.done()
 
     def is_leader(self) -> bool:
         """Whether this instance leads now; computed from the clock, so it is right even if nothing else ran."""
@@ -181,7 +188,9 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
     def last_confirmation_age(self) -> float:
         """Seconds since the last confirmed request of this term was sent; infinite when not leading."""
         term = self._standing.term
-        return math.inf if term is None else self._standing.clock.now() - term.sent_at
+        if term is None or not self.is_leader():
+            return math.inf
+        return self._standing.clock.now() - term.sent_at
 
     def is_leader_confirmed_within(self, max_age: float) -> bool:
         """Whether it leads and the store confirmed so at most `max_age` seconds ago."""
@@ -264,21 +273,23 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         if self.is_running():
             raise TaskError(f"election '{self._name}' runs already: start it once, or build a second instance")
         loop = asyncio.get_running_loop()
-        self._service = loop.create_task(self._serve(), name=f"grelmicro-election-{self._name}")
+        standing = self._standing
+        standing.service = service = loop.create_task(self._serve(), name=f"grelmicro-election-{self._name}")
         stopped = loop.create_task(stop.wait()) if stop is not None else None
         if ready is not None and not ready.done():
             ready.set_result(None)
         try:
             await asyncio.wait(
-                {self._service} if stopped is None else {self._service, stopped}, return_when=asyncio.FIRST_COMPLETED
+                {service} if stopped is None else {service, stopped}, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             if stopped is not None:
                 stopped.cancel()
-            self._standing.resign()  # at once, whatever becomes of the rest
-            self._service.cancel()
+            standing.resign()  # at once, whatever becomes of the rest
+            if not service.cancelling():  # a second cancellation would cut its orderly end short
+                service.cancel()
             # A task of its own, since this one may be under a cancellation that ends each of its awaits.
-            await asyncio.shield(asyncio.gather(self._service, return_exceptions=True))
+            await asyncio.shield(asyncio.gather(service, return_exceptions=True))
 
     async def _serve(self) -> None:
         outage = Outage(f"election '{self._name}'", logger)

@@ -1,5 +1,6 @@
 """`Lock`: one holder at a time over all workers."""
 
+from collections.abc import Coroutine
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -11,7 +12,7 @@ from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
 from grelmicro.coordination.wait import Wait
-from grelmicro.errors import CoordinationError
+from grelmicro.errors import CoordinationError, LockTimeoutError
 from grelmicro.events import emit
 
 
@@ -92,12 +93,14 @@ class Lock(LeasePrimitive[LockConfig]):
             OutcomeUnknownError: the store did not answer; what it may have granted is undone in the background.
             OutOfContextError: no backend serves this code.
         """
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout, zero=True)
         backend, owner = self._source.find(), this_task()
         instant = backend.instant()
         if instant is not None and self._key not in backend.queues.lines:
             # Such a store answers at once, so nobody can come in between: a line would be for nothing.
             self._refuse_reentry(owner)
-            handle = self._ask_now(backend, instant, owner, f"{self._worker}:task:{mint()}")
+            handle = self._ask_now(backend, instant, owner, self._task_stem + mint())
             if handle is not None:
                 return handle
         return await self._acquire(backend, owner, "task", timeout)
@@ -108,7 +111,9 @@ class Lock(LeasePrimitive[LockConfig]):
         Raises:
             WouldBlockError: another holder has it.
         """
-        return await self.acquire(timeout=0)
+        owner = this_task()
+        self._refuse_reentry(owner)
+        return await self._ask_once(self._source.find(), owner, f"{self._worker}:task:{mint()}")
 
     async def extend(self) -> LockHandle:
         """Let this task's lease last its whole duration from now; see `LockHandle.extend`."""
@@ -143,18 +148,17 @@ class Lock(LeasePrimitive[LockConfig]):
 
     async def _acquire(self, backend: LockBackend, owner: Owner, context: str, timeout: float | None) -> LockHandle:
         """`acquire` for any owner; `context` says in the token whether that is a task or a thread."""
-        if timeout is not None:
-            timeout = check_seconds("timeout", timeout, zero=True)
         self._refuse_reentry(owner)
         token = f"{self._worker}:{context}:{mint()}"
         if timeout == 0:
-            return await self._ask_once(backend, owner, token)
+            return await self._ask_once(backend, owner, token, LockTimeoutError)
         return await self._wait(backend, owner, token, timeout)
 
     async def _wait(self, backend: LockBackend, owner: Owner, token: str, timeout: float | None) -> LockHandle:
         started_at = backend.clock.now()
         wait: Wait[LockHandle] = Wait(
             ask=lambda waiting: self._ask(backend, owner, token, waiting=waiting),
+            undo=lambda handle: backend.settle(handle.lease),
             watch=lambda: backend.watch(self._key),
             clock=backend.clock,
             poll=self._config.retry_interval,
@@ -189,12 +193,17 @@ class ThreadLock:
 
     def acquire(self, *, timeout: float | None = None) -> ThreadLockHandle:
         """See `Lock.acquire`."""
-        backend = self._backend()
-        return call(backend.get_loop(), self._lock._acquire(backend, this_thread(), "thread", timeout)).from_thread
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout, zero=True)
+        backend, owner = self._backend(), this_thread()
+        return self._take(backend, owner, self._lock._acquire(backend, owner, "thread", timeout))
 
     def acquire_nowait(self) -> ThreadLockHandle:
         """See `Lock.acquire_nowait`."""
-        return self.acquire(timeout=0)
+        backend, owner = self._backend(), this_thread()
+        self._lock._refuse_reentry(owner)
+        token = f"{self._lock.worker}:thread:{mint()}"
+        return self._take(backend, owner, self._lock._ask_once(backend, owner, token))
 
     def extend(self) -> ThreadLockHandle:
         """See `Lock.extend`."""
@@ -221,6 +230,18 @@ class ThreadLock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         call(self._backend().get_loop(), self._lock._leave(this_thread(), error))
+
+    def _take(
+        self, backend: LockBackend, owner: Owner, work: Coroutine[object, object, LockHandle]
+    ) -> ThreadLockHandle:
+        try:
+            return call(backend.get_loop(), work).from_thread
+        except BaseException:
+            # Interrupted in the moment of the grant: the caller never learns that it holds it.
+            handle = self._lock._held.pop(owner, None)
+            if handle is not None and handle.held:
+                backend.get_loop().call_soon_threadsafe(backend.settle, handle.lease)
+            raise
 
     def _backend(self) -> LockBackend:
         return self._lock._source.find(any_loop=True)

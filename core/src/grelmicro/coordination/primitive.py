@@ -42,6 +42,7 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
         self._key = f"{self.kind}:{name}"
         self._config = config
         self._worker = worker_name(config.worker)
+        self._task_stem = f"{self._worker}:task:"
         self._source: BackendSource[LockBackend] = BackendSource(title, "lock_backend", LockBackend, backend)
         self._held: dict[Owner, LockHandle] = {}
 
@@ -122,26 +123,28 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
     def _granted(self, backend: LockBackend, owner: Owner, lease: Lease, sent_at: float, duration: float) -> LockHandle:
         if len(self._held) >= SWEEP_FROM:
             self._sweep()
-        handle = LockHandle(
-            self._name, lease, backend=backend, sent_at=sent_at, duration=duration, owner=owner, held=self._held
-        )
+        handle = LockHandle(self._name, lease, backend, sent_at, duration, owner, self._held)
+        if self._config.max_hold is not None:
+            handle.max_hold = self._config.max_hold
         if self._config.auto_renew:
-            handle.renew_automatically(self._config.max_hold)
+            handle.renew_automatically()
         if listeners:
             emit("acquired", self._key)
         return handle
 
-    async def _ask_once(self, backend: LockBackend, owner: Owner, token: str) -> LockHandle:
+    async def _ask_once(
+        self, backend: LockBackend, owner: Owner, token: str, refusal: type[WouldBlockError] = WouldBlockError
+    ) -> LockHandle:
         lease, handle = await self._ask(backend, owner, token)
-        if handle is None:
-            emit("refused", self._key)
-            busy = WouldBlockError(
-                f"{type(self).__name__} '{self._name}' is held by another holder for up to {lease.remaining:.1f} s more: "
-                "try again later"
-            )
-            busy.retry_after = lease.remaining
-            raise busy
-        return handle
+        if handle is not None:
+            return handle
+        emit("refused", self._key)
+        busy = refusal(
+            f"{type(self).__name__} '{self._name}' is held by another holder, for up to {lease.remaining:.1f} s more: "
+            "try again later"
+        )
+        busy.retry_after = lease.remaining
+        raise busy
 
     def _sweep(self) -> None:
         """Forget what was left held by tasks and threads that ended; their leases end by themselves."""

@@ -52,6 +52,9 @@ class LeaseBackend(Backend, Protocol):
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseStore.release`."""
 
+    def settle(self, lease: Lease, seconds: float = 0.0) -> None:
+        """In the background, and repeated until it is answered, let it end `seconds` from now; 0.0: release it."""
+
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
 

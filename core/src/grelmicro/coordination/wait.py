@@ -71,6 +71,8 @@ class Wait(Generic[T]):
 
     ask: Callable[[bool], Awaitable[tuple[Lease, T | None]]]
     """Asks the store once; its argument marks that the caller waits. The answer, and the grant if it is one."""
+    undo: Callable[[T], object]
+    """Gives back a grant that can no longer be delivered."""
     watch: Callable[[], AbstractAsyncContextManager[Waiter]]
     """Subscribes to hints about the key."""
     clock: Clock
@@ -103,27 +105,38 @@ class Wait(Generic[T]):
         except TimeoutError:
             if timeout is None or not scope.expired():  # the store's own
                 raise
-            raise self._at_the_deadline(line, place.done(), answers, timeout) from line.failure
+            first = place.done() and not place.cancelled()
+            raise self._at_the_deadline(line, first, answers, timeout) from line.failure
         finally:
             queues.leave(key, line, place)
 
     async def _in_line(self, line: Line, place: asyncio.Future[None]) -> T:
         if place.done():
             # Nobody waits in this process: it may well be free, and then a subscription would be for nothing.
-            _, grant = await self._ask(line, False)
-            if grant is not None:
-                return grant
+            _, at_once = await self._ask(line, False)
+            if at_once is not None:
+                return at_once
         else:
             await place
             await self._let_others_go_first(line)
-        async with self.watch() as waiter:
-            while True:
-                lease, grant = await self._ask(line, True)
-                if grant is not None:
-                    line.run = line.run + 1 if lease.waited else 0
-                    return grant
-                # A lease is live at the very instant of its expiry, so look a moment after it.
-                await waiter.wait(min(lease.remaining + 0.001, SAFETY_POLL if waiter.pushes else self._jittered()))
+        return await self._ask_until_granted(line)
+
+    async def _ask_until_granted(self, line: Line) -> T:
+        grant: T | None = None
+        try:
+            async with self.watch() as waiter:
+                while True:
+                    lease, grant = await self._ask(line, True)
+                    if grant is not None:
+                        line.run = line.run + 1 if lease.waited else 0
+                        return grant
+                    # A lease is live at the very instant of its expiry, so look a moment after it.
+                    poll = SAFETY_POLL if waiter.pushes else self._jittered()
+                    await waiter.wait(min(lease.remaining + 0.001, poll))
+        except BaseException:
+            if grant is not None:  # cut off while the subscription ended
+                self.undo(grant)
+            raise
 
     async def _let_others_go_first(self, line: Line) -> None:
         if line.run >= LOCAL_RUN:

@@ -21,16 +21,36 @@ def taken(
     `now` is the store's clock, `wall` its time since 1970. `first_fence` is the lowest fence that may be given: the
     start for a new name.
     """
-    if record is None:
-        return Lease(name, holder, first_fence, 0, wall, wall, now + ttl, now, dict(data) if data else NO_DATA)
-    kept = record.data if data is None else dict(data)
-    if not record.holder or record.expires_at < now:
-        fence = max(record.fence + 1, first_fence)
-        transitions = record.transitions + (record.holder != holder)
-        return Lease(name, holder, fence, transitions, wall, wall, now + ttl, now, kept)
+    if record is None or not record.holder:
+        return granted(record, name, holder, ttl, data, now, wall, first_fence)
+    if record.expires_at < now:
+        lease = granted(record, name, holder, ttl, data, now, wall, first_fence)
+        lease.transitions -= record.holder == holder
+        return lease
     if record.holder != holder:
         return None
+    kept = record.data if data is None else dict(data)
     return Lease(name, holder, record.fence, record.transitions, record.acquired_at, wall, now + ttl, now, kept)
+
+
+def granted(
+    record: Lease | None,
+    name: str,
+    holder: str,
+    ttl: float,
+    data: Mapping[str, str] | None,
+    now: float,
+    wall: float,
+    first_fence: int,
+) -> Lease:
+    """The record after `holder` took it while it was free or did not exist; see `taken`."""
+    if record is None:
+        return Lease(name, holder, first_fence, 0, wall, wall, now + ttl, now, dict(data) if data else NO_DATA)
+    fence = record.fence + 1
+    if fence < first_fence:
+        fence = first_fence
+    kept = record.data if data is None else dict(data)
+    return Lease(name, holder, fence, record.transitions + 1, wall, wall, now + ttl, now, kept)
 
 
 def renewed(

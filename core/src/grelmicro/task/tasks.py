@@ -68,7 +68,7 @@ class Tasks(TaskRouter, Resource):
         """Let fires that run end, then stop the elections; cancel what is not done within the shutdown timeout."""
         self.hand_over()
         if self._ending is not None:
-            await self._ending
+            await asyncio.shield(self._ending)
         self._ending = None
 
     def hand_over(self) -> None:

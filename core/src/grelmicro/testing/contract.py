@@ -14,11 +14,9 @@ empty.
 """
 
 import asyncio
-from abc import abstractmethod
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from secrets import token_hex
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from grelmicro.errors import DependencyNotFoundError
 from grelmicro.leases import Lease, LeaseStore, Waiter
@@ -47,8 +45,8 @@ NAMES = (
     "colon:colon",
     "{braces}",
     "#hash?query&x=1",
-    "é",  # one character
-    "é",  # the same to the eye, in two
+    "\u00e9",
+    "e\u0301",  # the same to the eye
     "日本語",
     "🔒",
     "x" * 240,
@@ -69,8 +67,7 @@ class LeaseStoreContract:
     """Whether `let_pass` lets exactly that time pass, to the last digit: on a clock that is moved."""
 
     @pytest.fixture
-    @abstractmethod
-    def store(self) -> LeaseStore:
+    def store(self) -> Any:
         """The store, open. Override it."""
         raise NotImplementedError
 
@@ -79,8 +76,7 @@ class LeaseStoreContract:
         """Another open store on the same data, as a second process has it; None where there can be none."""
         return None
 
-    @abstractmethod
-    async def let_pass(self, store: LeaseStore, seconds: float) -> None:
+    async def let_pass(self, store: Any, seconds: float) -> None:
         """Let `seconds` pass on the clock by which the store judges leases. Override it."""
         raise NotImplementedError
 
@@ -111,7 +107,9 @@ class LeaseStoreContract:
         before = await found(store, name)
         await store.acquire(name, "b", 90.0, data={"of": "b"})
         await store.acquire(name, "b", 90.0, data={"of": "b"}, waiting=True)
-        assert facts(await found(store, name)) == facts(before)
+        after = await found(store, name)
+        assert facts(after) == facts(before)
+        assert after.remaining <= 30.001
 
     async def test_ones_own_lease_is_extended_under_the_same_fence(self, store: LeaseStore, name: str) -> None:
         first = await store.acquire(name, "a", 30.0)
@@ -211,7 +209,7 @@ class LeaseStoreContract:
         assert await store.read(name + "-missing") is None
 
     async def test_only_its_holder_can_renew_it_and_only_under_its_fence(self, store: LeaseStore, name: str) -> None:
-        lease = await store.acquire(name, "a", 30.0)
+        lease = await taken_again(store, name, "a")
         assert await store.renew(Lease(name, "b", lease.fence), 90.0) is None
         assert await store.renew(Lease(name, "a", lease.fence - 1), 90.0) is None
         assert await store.renew(Lease(name, "a", lease.fence + 1), 90.0) is None
@@ -244,7 +242,7 @@ class LeaseStoreContract:
         assert await store.release(Lease(name + "-missing", "a", 1)) is False
 
     async def test_only_its_holder_can_release_it_and_only_under_its_fence(self, store: LeaseStore, name: str) -> None:
-        lease = await store.acquire(name, "a", 30.0)
+        lease = await taken_again(store, name, "a")
         assert await store.release(Lease(name, "b", lease.fence)) is False
         assert await store.release(Lease(name, "b", 0)) is False
         assert await store.release(Lease(name, "", lease.fence)) is False
@@ -310,10 +308,11 @@ class LeaseStoreContract:
 
     @pytest.mark.parametrize("ending", ["%", "_", "*", "[a-z]", "?", "\\", "A", "\N{GRINNING FACE}"])
     async def test_a_scan_finds_what_begins_with_its_prefix(self, store: LeaseStore, name: str, ending: str) -> None:
-        for rest in ("a", "z", "%", f"{ending}", f"{ending}1", f"{ending}{ending}"):
+        beginnings = (ending, f"{ending}1", f"{ending}{ending}")
+        for rest in {*beginnings, "", "a", "z", "0"}:
             await store.acquire(f"{name}{rest}", "h", 30.0)
-        wanted = sorted({f"{name}{rest}" for rest in ("%", ending, f"{ending}1", ending * 2) if rest.startswith(ending)})
-        assert [lease.name async for lease in store.scan(f"{name}{ending}")] == wanted
+        scanned = [lease.name async for lease in store.scan(f"{name}{ending}")]
+        assert scanned == sorted(f"{name}{rest}" for rest in beginnings)
 
     # Watching
 
@@ -408,7 +407,7 @@ def short(store: LeaseStore) -> float:
 
 def facts(lease: Lease) -> tuple[object, ...]:
     """What is stored, without what depends on when or by whom it is read."""
-    return lease.name, lease.holder, lease.fence, lease.transitions, lease.expires_at, dict(lease.data)
+    return lease.name, lease.holder, lease.live, lease.fence, lease.transitions, dict(lease.data)
 
 
 async def found(store: LeaseStore, name: str) -> Lease:
@@ -417,6 +416,12 @@ async def found(store: LeaseStore, name: str) -> Lease:
     assert record is not None
     assert record.name == name
     return record
+
+
+async def taken_again(store: LeaseStore, name: str, holder: str) -> Lease:
+    """A lease that was taken before, so that the fence below its own is a fence too."""
+    await store.release(await store.acquire(name, holder, 30.0))
+    return await store.acquire(name, holder, 30.0)
 
 
 async def reopen(store: LeaseStore) -> None:

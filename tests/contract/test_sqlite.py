@@ -1,0 +1,47 @@
+"""The SQLite store keeps the contract."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from grelmicro.backends.sqlite import SQLiteStore
+from grelmicro.testing import LeaseStoreContract, MovableClock
+
+
+class TestSQLite(LeaseStoreContract):
+    """On a clock that is moved; the second store is another instance on the same file."""
+
+    exact = True
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[SQLiteStore]:
+        async with SQLiteStore(tmp_path / "locks.db", clock=MovableClock()) as store:
+            yield store
+
+    @pytest.fixture
+    async def other(self, store: SQLiteStore) -> AsyncIterator[SQLiteStore]:
+        async with SQLiteStore(store.path, clock=store.clock) as other:
+            yield other
+
+    async def let_pass(self, store: SQLiteStore, seconds: float) -> None:
+        assert isinstance(store.clock, MovableClock)
+        await store.clock.advance(seconds)
+
+
+class TestSQLiteInRealTime(LeaseStoreContract):
+    """On the host's clock."""
+
+    @pytest.fixture
+    async def store(self, tmp_path: Path) -> AsyncIterator[SQLiteStore]:
+        async with SQLiteStore(tmp_path / "locks.db") as store:
+            yield store
+
+    @pytest.fixture
+    async def other(self, store: SQLiteStore) -> AsyncIterator[SQLiteStore]:
+        async with SQLiteStore(store.path) as other:
+            yield other
+
+    async def let_pass(self, store: SQLiteStore, seconds: float) -> None:
+        await asyncio.sleep(seconds)
