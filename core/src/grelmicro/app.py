@@ -4,14 +4,13 @@ import asyncio
 import os
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from contextvars import Token
 from inspect import isclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from grelmicro import lifecycle
 from grelmicro.background import BackgroundLoop
-from grelmicro.context import App, bound, open_apps
+from grelmicro.context import bind, open_apps, unbind
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.lifecycle import Resource
 from grelmicro.signals import handing_over
@@ -44,7 +43,6 @@ class Grelmicro(Resource):
         self._signals = signals
         self._uses: list[object] = []
         self._opened = AsyncExitStack()
-        self._tokens: list[Token[App | None]] = []
         self._background: BackgroundLoop | None = None
         for item in uses:
             self.use(item)
@@ -130,13 +128,12 @@ class Grelmicro(Resource):
         return self in open_apps and self._generation is lifecycle.generation
 
     async def __aenter__(self) -> Self:
-        token = bound.set(self)
+        bind(self)
         try:
             await super().__aenter__()
         except BaseException:
-            bound.reset(token)
+            unbind(self)
             raise
-        self._tokens.append(token)
         return self
 
     async def __aexit__(
@@ -145,8 +142,7 @@ class Grelmicro(Resource):
         try:
             await super().__aexit__(kind, error, traceback)
         finally:
-            if self._tokens:
-                _reset(self._tokens.pop())
+            unbind(self)
 
     def __enter__(self) -> Self:
         """Open it on an event loop of its own, in a thread; for code that has no running loop.
@@ -158,7 +154,7 @@ class Grelmicro(Resource):
             raise OutOfContextError("this app is open in a `with` already: open it once around the whole program")
         self._background = BackgroundLoop(self)
         self._background.start()
-        self._tokens.append(bound.set(self))
+        bind(self)
         return self
 
     def __exit__(
@@ -169,16 +165,7 @@ class Grelmicro(Resource):
             if background is not None:
                 background.stop()
         finally:
-            if self._tokens:
-                _reset(self._tokens.pop())
-
-
-def _reset(token: Token[App | None]) -> None:
-    try:
-        bound.reset(token)
-    except ValueError:
-        # Closed in another context than it was opened in, as async fixtures do: that one has no binding to undo.
-        return
+            unbind(self)
 
 
 def _environment(given: str | None) -> str:

@@ -19,6 +19,8 @@ class BackgroundLoop:
         self._ready: Future[None] = Future()
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._interrupted = False
         self._failure: BaseException | None = None
         # A daemon: a program that forgets to close it must still be able to exit.
         self._thread = threading.Thread(target=self._run, name="grelmicro-loop", daemon=True)
@@ -37,17 +39,32 @@ class BackgroundLoop:
         else:
             raise OutOfContextError("`with` was used where an event loop runs: use `async with` here")
         self._thread.start()
-        self._ready.result()
+        try:
+            self._ready.result()
+        except BaseException:
+            self._interrupt()
+            raise
 
     def stop(self) -> None:
         """Close everything and wait for the end of the thread; raises what closing raised."""
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
             with suppress(RuntimeError):  # the loop closed in this very moment
                 self._loop.call_soon_threadsafe(self._stop.set)
-        while self._thread.is_alive():
-            self._thread.join(LOOK)
+        self._join()
         if self._failure is not None:
             raise self._failure
+
+    def _interrupt(self) -> None:
+        """End it, although it may still be opening."""
+        self._interrupted = True
+        if self._loop is not None and self._task is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._task.cancel)
+        self._join()
+
+    def _join(self) -> None:
+        while self._thread.is_alive():
+            self._thread.join(LOOK)
 
     def _run(self) -> None:
         try:
@@ -59,7 +76,10 @@ class BackgroundLoop:
                 self._ready.set_exception(error)
 
     async def _main(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._task, self._stop = asyncio.current_task(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._interrupted:
+            return
         async with self._opened:
             self._ready.set_result(None)
             await self._stop.wait()

@@ -27,8 +27,27 @@ class App(Protocol):
 bound: ContextVar[App | None] = ContextVar("grelmicro_app", default=None)
 """The app of this context and of the tasks started in it."""
 
+_outer: ContextVar[tuple[App | None, ...]] = ContextVar("grelmicro_outer_apps", default=())
+"""The apps that were bound to this context before, the last one last."""
+
 open_apps: list[App] = []
 """The apps that are open in this process."""
+
+
+def bind(app: App) -> None:
+    """Let `app` serve this context, and the tasks that are started in it."""
+    _outer.set((*_outer.get(), bound.get()))
+    bound.set(app)
+
+
+def unbind(app: App) -> None:
+    """Undo `bind`. It does nothing in another context than that of `bind`, in which async fixtures close an app."""
+    stack = [*_outer.get(), bound.get()]
+    if app in stack:
+        # Apps may be closed in another order than they were opened in.
+        del stack[len(stack) - 1 - stack[::-1].index(app)]
+        bound.set(stack.pop())
+        _outer.set(tuple(stack))
 
 
 def active_app(user: str, *, any_loop: bool = False) -> App:

@@ -79,7 +79,7 @@ class SQLiteStore(LeaseStore):
         """
         check_place(self.path)
         table = Table(self.namespace, self.clock, self._retention)
-        writer, reader = Lane(self.path, table.prepare), Lane(self.path, table.prepare)
+        writer, reader = Lane(self.path, table.prepare), Lane(self.path, table.prepare, quiet=True)
         self._opened = _Open(table, writer, reader, Prober(self.path, reader, table, self.clock))
         self._sweep_at = self.clock.now() + SWEEP_INTERVAL
         try:
@@ -109,7 +109,7 @@ class SQLiteStore(LeaseStore):
         table, writer, _, _ = self._get_open()
         lease = await writer.write(table.acquire, name, holder, max(ttl, self.resolution), data, waiting)
         if self.clock.now() >= self._sweep_at:
-            self._sweep_at += SWEEP_INTERVAL
+            self._sweep_at = self.clock.now() + SWEEP_INTERVAL
             writer.later(self._sweep)
         return lease
 

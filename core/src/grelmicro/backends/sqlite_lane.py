@@ -64,11 +64,13 @@ class Lane:
     Args:
         path: the file.
         prepare: called with each new connection before it is used.
+        quiet: do not warn when the file was replaced, since another lane does.
     """
 
-    def __init__(self, path: str, prepare: Callable[[sqlite3.Connection], None]) -> None:
+    def __init__(self, path: str, prepare: Callable[[sqlite3.Connection], None], *, quiet: bool = False) -> None:
         self._path = path
         self._prepare = prepare
+        self._quiet = quiet
         self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="grelmicro-sqlite")
         self._ending: ThreadPoolExecutor | None = None
         self._mutex = threading.Lock()  # whoever has it may touch the connection
@@ -145,7 +147,8 @@ class Lane:
         if self._connections:
             if file_id(self._path) == self._file:
                 return self._connections[0]
-            logger.warning("%s was deleted or replaced: the leases in it are gone", self._path)
+            if not self._quiet:
+                logger.warning("%s was deleted or replaced: the leases in it are gone", self._path)
             _close_all(self._connections)
         create(self._path)
         connection = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)

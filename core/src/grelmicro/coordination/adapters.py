@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from grelmicro.clock import Clock, sleep
 from grelmicro.coordination.renewal import Renewer
 from grelmicro.coordination.wait import Queues
-from grelmicro.errors import GrelmicroError, OutcomeUnknownError
+from grelmicro.errors import GrelmicroError, OutcomeUnknownError, OutOfContextError
 from grelmicro.leases import InstantLeases, Lease, LeaseStore, Scope, Waiter
 from grelmicro.leases.record import edit
 from grelmicro.lifecycle import Resource
@@ -70,7 +70,12 @@ class LeaseAdapter(Resource):
             try:
                 lease = await self.store.acquire(name, holder, ttl, data=data, waiting=waiting)
             except BaseException as error:
-                raise self._failed_acquire(error, name, holder, ttl) from error
+                if not _changed_nothing(error):
+                    self._void[holder] = None
+                    self._in_background(self._undo(name, holder, ttl))
+                if _unexplained(error):
+                    raise _unknown(error, f"acquiring {name!r}, which is undone in the background,") from error
+                raise
             if lease.holder not in self._void:
                 return lease
             # Refused by what an earlier, unanswered request of this process took: nobody has that, so free it.
@@ -82,7 +87,9 @@ class LeaseAdapter(Resource):
         try:
             return await self.store.renew(lease, ttl, data=data)
         except Exception as error:
-            raise _unknown(error, f"renewing {lease.name!r}") from error
+            if _unexplained(error):
+                raise _unknown(error, f"renewing {lease.name!r}") from error
+            raise
 
     async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
         """See `LockBackend.renew_many`."""
@@ -90,7 +97,9 @@ class LeaseAdapter(Resource):
         try:
             return await self.store.renew_many(renewals)
         except Exception as error:
-            raise _unknown(error, f"renewing {len(renewals)} leases") from error
+            if _unexplained(error):
+                raise _unknown(error, f"renewing {len(renewals)} leases") from error
+            raise
 
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseBackend.release`."""
@@ -99,7 +108,7 @@ class LeaseAdapter(Resource):
             return await self.store.release(lease, data=data)
         except BaseException as error:
             self._in_background(self._release_again(lease, data, limit=lease.remaining, sure=False))
-            if isinstance(error, Exception):
+            if _unexplained(error):
                 raise _unknown(error, f"releasing {lease.name!r}, which is repeated in the background,") from error
             raise
 
@@ -116,21 +125,13 @@ class LeaseAdapter(Resource):
         try:
             return await self.store.read(name)
         except Exception as error:
-            raise _unknown(error, f"reading {name!r}") from error
+            if _unexplained(error):
+                raise _unknown(error, f"reading {name!r}") from error
+            raise
 
     def watch(self, name: str) -> AbstractAsyncContextManager[Waiter]:
         """See `LeaseBackend.watch`."""
         return self.store.watch(name)
-
-    def _failed_acquire(self, error: BaseException, name: str, holder: str, ttl: float) -> BaseException:
-        """Start the undo unless nothing can have been taken; the error to raise."""
-        if isinstance(error, GrelmicroError) and not isinstance(error, OutcomeUnknownError):
-            return error
-        self._void[holder] = None
-        self._in_background(self._undo(name, holder, ttl))
-        if isinstance(error, Exception):
-            return _unknown(error, f"acquiring {name!r}, which is undone in the background,")
-        return error
 
     async def _undo(self, name: str, holder: str, ttl: float) -> None:
         try:
@@ -167,6 +168,8 @@ class LeaseAdapter(Resource):
             try:
                 if await request():
                     return
+            except OutOfContextError:  # it was closed
+                return
             except Exception as error:
                 logger.debug("ending %s is tried again: %s", name, error)
             if self.clock.now() + pause >= until:
@@ -180,15 +183,19 @@ class LeaseAdapter(Resource):
         task.add_done_callback(self._background.discard)
 
     async def _drain(self) -> None:
-        tasks = set(self._background)
-        if tasks:
-            try:
-                _, late = await asyncio.wait(tasks, timeout=DRAIN_LIMIT)
-                if late:
-                    logger.warning("closing before %d releases were confirmed: the leases end by themselves", len(late))
-            finally:
-                for task in tasks:
-                    task.cancel()
+        """Wait for what goes on in the background and what begins there meanwhile, then end the rest."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + DRAIN_LIMIT
+        try:
+            while self._background and (left := until - loop.time()) > 0:
+                await asyncio.wait(self._background, timeout=left)
+            if late := len(self._background):
+                logger.warning("closing before %d releases were confirmed: the leases end by themselves", late)
+        finally:
+            for task in self._background:
+                task.cancel()
+            if self._background:
+                await asyncio.wait(self._background, timeout=DRAIN_LIMIT)
 
 
 class LockAdapter(LeaseAdapter):
@@ -292,8 +299,15 @@ class Provider(Resource):
         return f"{type(self).__name__}({self.safe_url!r})"
 
 
-def _unknown(error: Exception, action: str) -> Exception:
-    """`error` as one of ours: what the store did not explain itself may or may not have happened."""
-    if isinstance(error, GrelmicroError):
-        return error
+def _changed_nothing(error: BaseException) -> bool:
+    """Whether the store said that the request did not happen."""
+    return isinstance(error, GrelmicroError) and not isinstance(error, OutcomeUnknownError)
+
+
+def _unexplained(error: BaseException) -> bool:
+    """Whether it is an error of the client library that the store let through: the request may have happened."""
+    return isinstance(error, Exception) and not isinstance(error, GrelmicroError)
+
+
+def _unknown(error: BaseException, action: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(f"{action} failed with {type(error).__name__}: check the store; the cause is attached")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
 from random import random
 from typing import Protocol, TypeVar
 
@@ -19,6 +20,9 @@ from grelmicro.leases import Lease, Waiter
 logger = logging.getLogger("grelmicro.leader_election")
 
 T = TypeVar("T")
+
+GRACE = 1.0
+"""Seconds that work has at least to end after it was cancelled, also when the lease was lost already."""
 
 
 class Timing(Protocol):
@@ -76,6 +80,7 @@ class Standing:
         self.generation = lifecycle.generation
         self.worker = worker
         self.service: asyncio.Task[None] | None = None
+        self.ending = False  # the service was cancelled, and is ending in order
         self.clock: Clock = SYSTEM_CLOCK
         self.term: Term | None = None
         self.record: LeaderRecord | None = None
@@ -126,6 +131,8 @@ class Standing:
             if not body.done():
                 body.cancel()
                 await asyncio.wait({body})
+                if not body.cancelled() and (error := body.exception()) is not None:
+                    logger.error("work failed when it was cancelled", exc_info=error)
 
     async def wait_idle(self, until: float) -> bool:
         """Wait until the term's work has ended, at most until then; whether it has."""
@@ -151,6 +158,7 @@ class Campaign:
         self._outage = outage
         self._key = f"leader:{candidate.name}"
         self._holder = ""
+        self._namesake = ("", 0.0)  # the holder that was seen under this worker's name, and until when it held
         self._twin_told = False
 
     async def run(self) -> None:
@@ -161,67 +169,75 @@ class Campaign:
                     await self._stand()
                 else:
                     await self._lead(self._standing.term)
+        except asyncio.CancelledError:
+            self._standing.ending = True
+            raise
         finally:
             await self._end_term()
 
     async def _stand(self) -> None:
-        """Try to lead until that succeeds, woken when the lease is free."""
-        async with self._backend.watch(self._key) as waiter:
-            while True:
-                timing = self._candidate.config
-                # Also what an earlier request of an unknown outcome took is then another's, and is never mistaken.
-                self._holder = self._holder or f"{self._candidate.worker}:{mint()}"
-                sent_at = self._clock.now()
-                try:
-                    async with time_limit(self._clock, timing.backend_timeout):
-                        lease = await self._backend.acquire(
-                            self._key,
-                            self._holder,
-                            timing.lease_duration,
-                            data=self._candidate.metadata,
-                            waiting=True,
-                        )
-                except BaseException as error:
-                    self._holder = ""
-                    if not isinstance(error, Exception):
-                        raise
-                    self._outage.note(error, self._clock.now(), timing.error_interval)
-                    await sleep(self._clock, _jittered(timing))
-                    continue
-                self._outage.over(self._clock.now())
-                self._standing.record = LeaderRecord.of(lease)
-                if lease.granted_to(self._holder):
-                    self._begin(lease, sent_at, timing)
-                    return
-                await self._wait(waiter, lease, timing)
+        """Try to lead until that succeeds, woken when the lease is free; after a failure of the store, rest."""
+        timing = self._candidate.config
+        try:
+            async with AsyncExitStack() as stack:
+                async with time_limit(self._clock, timing.backend_timeout):
+                    waiter = await stack.enter_async_context(self._backend.watch(self._key))
+                while not (lease := await self._try()).granted_to(self._holder):
+                    await self._wait(waiter, lease)
+        except Exception as error:
+            # What a request of an unknown outcome took is then another's, and is never mistaken for one's own.
+            self._holder = ""
+            self._outage.note(error, self._clock.now(), timing.error_interval)
+            await sleep(self._clock, _jittered(timing))
+
+    async def _try(self) -> Lease:
+        """Ask for the lease once, and lead if that is granted."""
+        timing = self._candidate.config
+        self._holder = self._holder or f"{self._candidate.worker}:{mint()}"
+        sent_at = self._clock.now()
+        async with time_limit(self._clock, timing.backend_timeout):
+            lease = await self._backend.acquire(
+                self._key, self._holder, timing.lease_duration, data=self._candidate.metadata, waiting=True
+            )
+        self._outage.over(self._clock.now())
+        self._standing.record = LeaderRecord.of(lease)
+        if lease.granted_to(self._holder):
+            self._begin(lease, sent_at, timing)
+        return lease
 
     def _begin(self, lease: Lease, sent_at: float, timing: Timing) -> None:
         self._standing.begin(Term(lease, sent_at, timing))
         logger.info("leading %s, term %d", self._key, lease.fence)
         emit("acquired", self._key, self._clock.now() - sent_at)
 
-    async def _wait(self, waiter: Waiter, lease: Lease, timing: Timing) -> None:
+    async def _wait(self, waiter: Waiter, lease: Lease) -> None:
         self._standing.changed.send()  # the record may be news
-        if lease.holder.rpartition(":")[0] == self._candidate.worker and not self._twin_told:
+        self._look_for_a_twin(lease)
+        poll = SAFETY_POLL if waiter.pushes else _jittered(self._candidate.config)
+        await waiter.wait(min(lease.remaining + 0.001, poll))
+
+    def _look_for_a_twin(self, lease: Lease) -> None:
+        """Tell once that another instance has this one's worker name; not of one that has died, but not yet expired."""
+        if self._twin_told or lease.holder.rpartition(":")[0] != self._candidate.worker:
+            return
+        holder, until = self._namesake
+        self._namesake = (lease.holder, lease.expires_at)
+        if holder == lease.holder and lease.expires_at > until:
             self._twin_told = True
             logger.warning(
                 "another instance stands for %s under the worker name %r: give each its own",
                 self._key,
                 self._candidate.worker,
             )
-        poll = SAFETY_POLL if waiter.pushes else _jittered(timing)
-        await waiter.wait(min(lease.remaining + 0.001, poll))
 
     async def _lead(self, term: Term) -> None:
         """Renew until the term is over."""
-        failed = False
         while (left := self._standing.leading_for(term)) > 0:
             timing = self._candidate.config
-            # Whatever the interval is, there is time for a second try, and after a failure for some more.
-            soon = max(left / 4, timing.retry_interval / 10) if failed else left / 2
-            await self._pause(term, min(_jittered(timing), soon))
+            # However long the interval is and however slow a call was, there is time for another try.
+            await self._pause(term, min(_jittered(timing), max(left / 2, timing.retry_interval / 10)))
             if self._standing.leading_for(term) > 0:
-                failed = not await self._renew(term)
+                await self._renew(term)
         await self._end_term()
 
     async def _pause(self, term: Term, seconds: float) -> None:
@@ -230,8 +246,7 @@ class Campaign:
         while (left := min(until - self._clock.now(), self._standing.leading_for(term))) > 0:
             await self._standing.changed.wait(self._clock, left)
 
-    async def _renew(self, term: Term) -> bool:
-        """Ask for more time; whether the store answered."""
+    async def _renew(self, term: Term) -> None:
         timing = self._candidate.config
         sent_at = self._clock.now()
         term.ask(sent_at, timing)
@@ -240,20 +255,19 @@ class Campaign:
                 lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._candidate.metadata)
         except Exception as error:
             self._outage.note(error, self._clock.now(), timing.error_interval)
-            return False
+            return
         self._outage.over(self._clock.now())
         if lease is None:
             logger.warning("lost %s, term %d: it expired or was taken over", self._key, term.lease.fence)
             term.held_until = self._clock.now()
             self._standing.resign()
-            return True
+            return
         late = self._standing.leading_for(term) <= 0
         term.confirm(lease, sent_at, timing)
         if late:
             self._standing.resign()  # it was seen to end already, and who saw that would not see it go on
         self._standing.record = LeaderRecord.of(lease)
         emit("renewed", self._key)
-        return True
 
     async def _end_term(self) -> None:
         """End the term: first its work, then its lease, so that a successor never overlaps with either."""
@@ -261,7 +275,7 @@ class Campaign:
         if term is None:
             return
         self._standing.resign()
-        idle = await self._standing.wait_idle(term.held_until)
+        idle = await self._standing.wait_idle(max(term.held_until, self._clock.now() + GRACE))
         if not idle:
             logger.error("work of %s, term %d, runs on although its lease has ended", self._key, term.lease.fence)
         try:

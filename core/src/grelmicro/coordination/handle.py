@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import MutableMapping
+import weakref
 
 from grelmicro import lifecycle
 from grelmicro.clock import DRIFT, Signal
@@ -46,6 +46,12 @@ def _current_task(task: asyncio.Task[object]) -> asyncio.Task[object] | None:
         return None
 
 
+class Holdings(dict[Owner, "LockHandle"]):
+    """What the tasks and threads of one lock hold. Handles refer to it weakly, so a dropped one ends at once."""
+
+    __slots__ = ("__weakref__",)
+
+
 class LockHandle:
     """A held lease. Every acquisition has a handle of its own; it keeps the backend that granted it."""
 
@@ -54,6 +60,8 @@ class LockHandle:
     renewed_automatically = False
     max_hold: float | None = None
     _reason = ""
+    guards_block = False
+    """Whether a block will end it; then its owner keeps it until the block's end, also when it is released before."""
     _released = False
     _release_sent: bool | None = None
     """None before a release was begun; then whether it was still held at that moment."""
@@ -67,20 +75,19 @@ class LockHandle:
         sent_at: float,
         duration: float,
         owner: Owner,
-        held: MutableMapping[Owner, "LockHandle"],
+        holdings: weakref.ref[Holdings],
     ) -> None:
         self._name = name
         self._backend = backend
         self._generation = lifecycle.generation
         self._acquired_at = sent_at
-        self._held = held
+        self._holdings = holdings
         self.lease = lease
         self.owner = owner
         self.duration = duration
         # The promise starts before the question was sent: the answer may be late, the store's clock may run faster.
         self.deadline = sent_at + duration * (1 - DRIFT)
         self.renew_at = sent_at + duration / 3
-        held[owner] = self
 
     def renew_automatically(self) -> None:
         """Have it renewed until it is released, lost, left by its owner or held for `max_hold` seconds."""
@@ -247,6 +254,17 @@ class LockHandle:
         if self.interruption is not None:
             self.interruption.fire()
 
+    def abandon(self) -> None:
+        """It is no longer held; those who would be told are gone with their event loop or process."""
+        self._reason = self._reason or "its event loop or process is gone"
+        self._signal = self.interruption = None
+
+    def give_back(self) -> None:
+        """Release it in the background: whoever asked for it is gone."""
+        self._backend.renewer.discard(self)
+        self._backend.settle(self.lease)
+        self._finish()
+
     async def shorten(self, seconds: float) -> bool:
         """Leave it held for `seconds` more and give it up; whether it was still held."""
         self._backend.renewer.discard(self)
@@ -269,8 +287,9 @@ class LockHandle:
             self._signal.send()
 
     def _leave_owner(self) -> None:
-        if self._held.get(self.owner) is self:
-            del self._held[self.owner]
+        held = self._holdings()
+        if held is not None and not self.guards_block and held.get(self.owner) is self:
+            del held[self.owner]
 
     def _check_held(self, action: str) -> None:
         if self._released:
@@ -336,7 +355,11 @@ class ThreadLockHandle:
 
     def release(self) -> None:
         """See `LockHandle.release`."""
-        call(self._handle._backend.get_loop(), self._handle.release())
+        call(self._handle._backend.get_loop(), self._handle.release(), finish=True)
+
+    def guard_block(self) -> None:
+        """See `LockHandle.guards_block`."""
+        self._handle.guards_block = True
 
     def raise_if_lost(self) -> None:
         """See `LockHandle.raise_if_lost`."""

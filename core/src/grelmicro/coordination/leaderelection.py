@@ -179,7 +179,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
     def is_running(self) -> bool:
         """Whether it takes part in the election."""
         service = self._standing.service
-        return service is not None and not service.done()
+        return service is not None and not service.done() and not service.get_loop().is_closed()
 
     def is_leader(self) -> bool:
         """Whether this instance leads now; computed from the clock, so it is right even if nothing else ran."""
@@ -274,6 +274,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             raise TaskError(f"election '{self._name}' runs already: start it once, or build a second instance")
         loop = asyncio.get_running_loop()
         standing = self._standing
+        standing.ending = False
         standing.service = service = loop.create_task(self._serve(), name=f"grelmicro-election-{self._name}")
         stopped = loop.create_task(stop.wait()) if stop is not None else None
         if ready is not None and not ready.done():
@@ -286,7 +287,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             if stopped is not None:
                 stopped.cancel()
             standing.resign()  # at once, whatever becomes of the rest
-            if not service.cancelling():  # a second cancellation would cut its orderly end short
+            if not standing.ending:  # a second cancellation would cut its end short
                 service.cancel()
             # A task of its own, since this one may be under a cancellation that ends each of its awaits.
             await asyncio.shield(asyncio.gather(service, return_exceptions=True))

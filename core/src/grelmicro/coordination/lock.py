@@ -1,6 +1,5 @@
 """`Lock`: one holder at a time over all workers."""
 
-from collections.abc import Coroutine
 from types import TracebackType
 from typing import Self
 from uuid import UUID
@@ -138,6 +137,7 @@ class Lock(LeasePrimitive[LockConfig]):
 
     async def __aenter__(self) -> LockHandle:
         handle = await self.acquire()
+        handle.guards_block = True
         handle.interrupt_current_task()
         return handle
 
@@ -158,7 +158,7 @@ class Lock(LeasePrimitive[LockConfig]):
         started_at = backend.clock.now()
         wait: Wait[LockHandle] = Wait(
             ask=lambda waiting: self._ask(backend, owner, token, waiting=waiting),
-            undo=lambda handle: backend.settle(handle.lease),
+            undo=LockHandle.give_back,
             watch=lambda: backend.watch(self._key),
             clock=backend.clock,
             poll=self._config.retry_interval,
@@ -195,15 +195,17 @@ class ThreadLock:
         """See `Lock.acquire`."""
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, zero=True)
-        backend, owner = self._backend(), this_thread()
-        return self._take(backend, owner, self._lock._acquire(backend, owner, "thread", timeout))
+        backend = self._backend()
+        loop = backend.get_loop()  # before there is a coroutine, which would never be awaited if this refuses
+        work = self._lock._acquire(backend, this_thread(), "thread", timeout)
+        return call(loop, work, undo=LockHandle.give_back).from_thread
 
     def acquire_nowait(self) -> ThreadLockHandle:
         """See `Lock.acquire_nowait`."""
         backend, owner = self._backend(), this_thread()
         self._lock._refuse_reentry(owner)
         token = f"{self._lock.worker}:thread:{mint()}"
-        return self._take(backend, owner, self._lock._ask_once(backend, owner, token))
+        return call(backend.get_loop(), self._lock._ask_once(backend, owner, token), LockHandle.give_back).from_thread
 
     def extend(self) -> ThreadLockHandle:
         """See `Lock.extend`."""
@@ -224,24 +226,14 @@ class ThreadLock:
         return call(backend.get_loop(), self._lock._owned(backend, this_thread()))
 
     def __enter__(self) -> ThreadLockHandle:
-        return self.acquire()
+        held = self.acquire()
+        held.guard_block()
+        return held
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        call(self._backend().get_loop(), self._lock._leave(this_thread(), error))
-
-    def _take(
-        self, backend: LockBackend, owner: Owner, work: Coroutine[object, object, LockHandle]
-    ) -> ThreadLockHandle:
-        try:
-            return call(backend.get_loop(), work).from_thread
-        except BaseException:
-            # Interrupted in the moment of the grant: the caller never learns that it holds it.
-            handle = self._lock._held.pop(owner, None)
-            if handle is not None and handle.held:
-                backend.get_loop().call_soon_threadsafe(backend.settle, handle.lease)
-            raise
+        self._lock._leave_thread(error)
 
     def _backend(self) -> LockBackend:
         return self._lock._source.find(any_loop=True)

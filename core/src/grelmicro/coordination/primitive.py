@@ -1,16 +1,30 @@
 """What locks and task locks share: a name, settings, a backend found when it is needed, and a handle for each owner."""
 
+import logging
+import weakref
+from dataclasses import replace
 from typing import ClassVar, Generic, TypeVar
 
 from grelmicro.clock import DRIFT
 from grelmicro.config import Reconfigurable, Seconds, WorkerConfig, check_name
-from grelmicro.coordination.handle import LockHandle
-from grelmicro.coordination.identity import Owner, worker_name
+from grelmicro.coordination.handle import Holdings, LockHandle
+from grelmicro.coordination.identity import Owner, this_thread, worker_name
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.resolve import BackendSource
-from grelmicro.errors import CoordinationError, LockLostError, LockNotOwnedError, LockReentrantError, WouldBlockError
+from grelmicro.coordination.threads import call
+from grelmicro.errors import (
+    BackendUnavailableError,
+    GrelmicroError,
+    LockLostError,
+    LockNotOwnedError,
+    LockReentrantError,
+    OutOfContextError,
+    WouldBlockError,
+)
 from grelmicro.events import emit, listeners
 from grelmicro.leases import InstantLeases, Lease
+
+logger = logging.getLogger("grelmicro.coordination")
 
 SWEEP_FROM = 64
 """Owners in one primitive from which on those that ended without a release are looked for."""
@@ -44,7 +58,8 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
         self._worker = worker_name(config.worker)
         self._task_stem = f"{self._worker}:task:"
         self._source: BackendSource[LockBackend] = BackendSource(title, "lock_backend", LockBackend, backend)
-        self._held: dict[Owner, LockHandle] = {}
+        self._held = Holdings()
+        self._holdings = weakref.ref(self._held)
 
     @property
     def name(self) -> str:
@@ -100,8 +115,9 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
             return lease, None
         if backend.clock.now() >= sent_at + duration * (1 - DRIFT):
             # The answer is older than the lease, for instance because this process was paused: it proves nothing.
+            logger.warning("%s was granted, but the answer came when the lease had run out", self._key)
             await backend.release(lease)
-            return lease, None
+            return replace(lease, expires_at=lease.now), None
         return lease, self._granted(backend, owner, lease, sent_at, duration)
 
     def _ask_now(self, backend: LockBackend, instant: InstantLeases, owner: Owner, token: str) -> LockHandle | None:
@@ -123,7 +139,8 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
     def _granted(self, backend: LockBackend, owner: Owner, lease: Lease, sent_at: float, duration: float) -> LockHandle:
         if len(self._held) >= SWEEP_FROM:
             self._sweep()
-        handle = LockHandle(self._name, lease, backend, sent_at, duration, owner, self._held)
+        handle = LockHandle(self._name, lease, backend, sent_at, duration, owner, self._holdings)
+        self._held[owner] = handle
         if self._config.max_hold is not None:
             handle.max_hold = self._config.max_hold
         if self._config.auto_renew:
@@ -138,6 +155,11 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
         lease, handle = await self._ask(backend, owner, token)
         if handle is not None:
             return handle
+        if lease.holder == token:
+            raise BackendUnavailableError(
+                f"{type(self).__name__} '{self._name}': the store's answer came when the lease had run out: "
+                "use a longer lease_duration, and check the store and this machine's load"
+            )
         emit("refused", self._key)
         busy = refusal(
             f"{type(self).__name__} '{self._name}' is held by another holder, for up to {lease.remaining:.1f} s more: "
@@ -171,10 +193,25 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
                 self._holding(owner, "released at the end of its block")
             else:
                 await self._end(handle)
-        except CoordinationError as failure:
+        except GrelmicroError as failure:
             if error is None:
                 raise
             error.add_note(str(failure))
+
+    def _leave_thread(self, error: BaseException | None) -> None:
+        """`_leave` for this thread."""
+        owner = this_thread()
+        handle = self._held.get(owner)
+        try:
+            backend = self._source.find(any_loop=True) if handle is None else handle._backend
+            loop = backend.get_loop()
+        except OutOfContextError as failure:
+            self._held.pop(owner, None)
+            if error is None:
+                raise
+            error.add_note(str(failure))
+            return
+        call(loop, self._leave(owner, error), finish=True)
 
     async def _end(self, handle: LockHandle) -> None:
         """End the lease of a block."""

@@ -4,13 +4,18 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import Context
 from typing import Protocol
 
-from grelmicro.clock import Clock, Signal, time_limit
+from grelmicro.clock import DRIFT, Clock, Signal, time_limit
 from grelmicro.coordination.identity import Owner
+from grelmicro.coordination.outage import Outage
 from grelmicro.leases import Lease
 
 logger = logging.getLogger("grelmicro.coordination")
+
+OUTAGE_INTERVAL = 30.0
+"""Seconds between two lines of the log about renewals that go on failing."""
 
 
 class Renewable(Protocol):
@@ -34,6 +39,9 @@ class Renewable(Protocol):
     def lose(self, reason: str) -> None:
         """It is no longer held."""
 
+    def abandon(self) -> None:
+        """It is no longer held, and its event loop is gone."""
+
 
 RenewMany = Callable[[Sequence[tuple[Lease, float]]], Awaitable[list[Lease]]]
 
@@ -49,6 +57,7 @@ class Renewer:
         self._renew_many = renew_many
         self._held: dict[int, weakref.ref[Renewable]] = {}
         self._changed = Signal()
+        self._outage = Outage("renewing leases", logger)
         self._loop_task: asyncio.Task[None] | None = None
         self._call: asyncio.Task[None] | None = None
 
@@ -65,7 +74,10 @@ class Renewer:
 
         self._held[key] = weakref.ref(held, collected)
         if self._loop_task is None or self._loop_task.done():
-            self._loop_task = asyncio.get_running_loop().create_task(self._run(), name="grelmicro-renewer")
+            # A context of its own: it outlives the request that began it.
+            self._loop_task = asyncio.get_running_loop().create_task(
+                self._run(), name="grelmicro-renewer", context=Context()
+            )
         self._changed.send()
 
     def discard(self, held: Renewable) -> None:
@@ -88,8 +100,9 @@ class Renewer:
     def abandon(self) -> None:
         """Forget everything of an event loop that is gone."""
         for held in self._alive():
-            held.lose("its event loop or process is gone")
+            held.abandon()
         self._held.clear()
+        self._changed = Signal()
         self._loop_task = self._call = None
 
     def _alive(self) -> list[Renewable]:
@@ -116,7 +129,8 @@ class Renewer:
                 continue
             if now >= held.deadline:
                 self.discard(held)
-                held.lose("it was not renewed in time")
+                limited = held.ttl(now) <= held.duration * DRIFT
+                held.lose("it was held for max_hold" if limited else "it was not renewed in time")
                 continue
             if now >= held.renew_at:
                 due.append(held)
@@ -145,10 +159,9 @@ class Renewer:
             async with time_limit(self._clock, min(held.duration for held, _ in asked) / 3):
                 survivors = await self._renew_many([(held.lease, ttl) for held, ttl in asked])
         except Exception as error:
-            logger.warning(
-                "renewing %d leases failed, and is tried again: %s", len(asked), str(error) or type(error).__name__
-            )
+            self._outage.note(error, self._clock.now(), OUTAGE_INTERVAL)
         else:
+            self._outage.over(self._clock.now())
             by_holder = {lease.holder: lease for lease in survivors}
             for held, ttl in asked:
                 if id(held) not in self._held:  # released meanwhile

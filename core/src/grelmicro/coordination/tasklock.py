@@ -105,6 +105,7 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
             CoordinationBackendError: the store failed.
         """
         handle = await self._acquire(self._source.find(), this_task(), "task")
+        handle.guards_block = True
         handle.interrupt_current_task()
         return handle
 
@@ -153,12 +154,16 @@ class ThreadTaskLock:
 
     def __enter__(self) -> ThreadLockHandle:
         backend = self._backend()
-        return call(backend.get_loop(), self._lock._acquire(backend, this_thread(), "thread")).from_thread
+        loop = backend.get_loop()  # before there is a coroutine, which would never be awaited if this refuses
+        work = self._lock._acquire(backend, this_thread(), "thread")
+        held = call(loop, work, undo=LockHandle.give_back).from_thread
+        held.guard_block()
+        return held
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        call(self._backend().get_loop(), self._lock._leave(this_thread(), error))
+        self._lock._leave_thread(error)
 
     def _backend(self) -> LockBackend:
         return self._lock._source.find(any_loop=True)

@@ -29,8 +29,8 @@ class Line:
     def __init__(self) -> None:
         self.places: dict[asyncio.Future[None], None] = {}
         self.run = 0  # grants in a row to this process while another one waited
-        self.answers = 0
-        self.failure: CoordinationBackendError | None = None
+        self.asked_at: float | None = None  # when the request in flight was sent
+        self.failure: CoordinationBackendError | None = None  # of the last request, if it failed
 
 
 class Queues:
@@ -84,8 +84,10 @@ class Wait(Generic[T]):
     """Seconds until another process learns of a release."""
     title: str
     """What is waited for, for error texts."""
-    asked_at: float | None = None
-    """When the request in flight was sent."""
+    answered: bool = False
+    """Whether the store ever answered this caller."""
+    cut_off: float | None = None
+    """For how long the request was under way that the deadline cut off."""
 
     async def run(self, queues: Queues, key: str, timeout: float | None) -> T:
         """Wait until the store grants it.
@@ -96,7 +98,7 @@ class Wait(Generic[T]):
             BackendUnavailableError: the deadline passed while the store answered nobody in this line.
         """
         line, place = queues.join(key)
-        answers = line.answers
+        joined_at = self.clock.now()
         try:
             if timeout is None:
                 return await self._in_line(line, place)
@@ -106,7 +108,7 @@ class Wait(Generic[T]):
             if timeout is None or not scope.expired():  # the store's own
                 raise
             first = place.done() and not place.cancelled()
-            raise self._at_the_deadline(line, first, answers, timeout) from line.failure
+            raise self._at_the_deadline(line, first, joined_at, timeout) from line.failure
         finally:
             queues.leave(key, line, place)
 
@@ -144,27 +146,31 @@ class Wait(Generic[T]):
             await sleep(self.clock, self.notice)
 
     async def _ask(self, line: Line, waiting: bool) -> tuple[Lease, T | None]:
-        self.asked_at = self.clock.now()
+        asked_at = line.asked_at = self.clock.now()
         try:
             answer = await self.ask(waiting)
         except CoordinationBackendError as error:
             line.failure = error
             raise
-        self.asked_at = None
-        line.answers += 1
+        except BaseException:
+            self.cut_off = self.clock.now() - asked_at
+            raise
+        finally:
+            line.asked_at = None
+        line.failure = None
+        self.answered = True
         return answer
 
     def _jittered(self) -> float:
         return self.poll * (1 + self.jitter * (2 * random() - 1))
 
-    def _at_the_deadline(self, line: Line, first: bool, answers: int, timeout: float) -> Exception:
-        silent = line.answers == answers
-        if first and self.asked_at is not None and (silent or self.clock.now() - self.asked_at > PATIENCE):
+    def _at_the_deadline(self, line: Line, first: bool, joined_at: float, timeout: float) -> Exception:
+        if first and self.cut_off is not None and (not self.answered or self.cut_off > PATIENCE):
             return OutcomeUnknownError(
                 f"{self.title}: the store did not answer within {timeout:g} s; if it granted the lease after all, "
                 "that is undone in the background: check the store, or give a longer timeout"
             )
-        if not first and silent:
+        if not first and self._is_silent(line, joined_at):
             return BackendUnavailableError(
                 f"{self.title}: the store answered nobody who waits for it within {timeout:g} s: check the store"
             )
@@ -172,3 +178,9 @@ class Wait(Generic[T]):
             f"{self.title} is held by another holder and was not released within {timeout:g} s: "
             "try again later, or give a longer timeout"
         )
+
+    def _is_silent(self, line: Line, joined_at: float) -> bool:
+        """Whether the first in line gets no answers, as far as one can tell who joined the line at `joined_at`."""
+        if line.asked_at is None:
+            return line.failure is not None
+        return line.asked_at <= joined_at or self.clock.now() - line.asked_at > PATIENCE

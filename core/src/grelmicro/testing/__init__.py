@@ -1,15 +1,16 @@
-"""For tests: a clock that is moved, and the contract that every store of leases has to keep."""
+"""For tests: a lock held elsewhere, a clock that is moved, and the contract that every store of leases has to keep."""
 
 import importlib
 import sys
 from typing import TYPE_CHECKING
 
+from grelmicro.testing.aids import held_elsewhere
 from grelmicro.testing.clock import MovableClock
 
 if TYPE_CHECKING:
     from grelmicro.testing.contract import LeaseStoreContract as LeaseStoreContract
 
-__all__ = ["LeaseStoreContract", "MovableClock"]
+__all__ = ["LeaseStoreContract", "MovableClock", "held_elsewhere"]
 
 _CONTRACT = "grelmicro.testing.contract"
 

@@ -1,0 +1,42 @@
+"""Contender: the locks of the package that this interpreter imports as `grelmicro`, be it ours or the PyPI peer.
+
+It runs on both, so it uses only what both have under the same names.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+
+from benchmarks.counting import count_calls, counting_probes
+from benchmarks.measure import Measurements
+from benchmarks.serve import arguments, serve
+from grelmicro.coordination import Lock, LockBackend
+from grelmicro.coordination.memory import MemoryLockAdapter
+from grelmicro.providers.sqlite import SQLiteProvider
+
+
+@asynccontextmanager
+async def opened(store: str, file: str) -> AsyncIterator[LockBackend]:
+    """The backend of locks on a store."""
+    if store == "memory":
+        async with MemoryLockAdapter() as adapter:
+            yield adapter
+    else:
+        async with SQLiteProvider(file) as provider, provider.lock() as adapter:
+            yield adapter
+
+
+async def main() -> None:
+    """Open the store, and be measured."""
+    given = arguments()
+    calls: Counter[str] = Counter()
+    with counting_probes(calls) if given.count else nullcontext():
+        async with opened(given.store, given.file) as backend:
+            if given.count:
+                count_calls(backend, calls)
+            await serve(Measurements(lambda name: Lock(name, backend=backend), Lock, calls))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,44 @@
+"""How much is measured: the stores, and the sizes of a full and of a quick run."""
+
+from dataclasses import dataclass
+
+STORES = ("memory", "sqlite")
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Sizes of one run. A round measures each contender once, so that all of them meet the same noise."""
+
+    rounds: int
+    pairs: dict[str, int]
+    """Acquisitions with their release in a round, by store."""
+    handovers: int
+    """Hand-overs in a round."""
+    grants: int
+    """How often each of the tasks that compete gets the lock in a round."""
+    constructions: int
+    """Locks built in a round."""
+    idle_seconds: float
+    crowd_seconds: float
+
+
+FULL = Scale(
+    rounds=10,
+    pairs={"memory": 4000, "sqlite": 200},
+    handovers=20,
+    grants=15,
+    constructions=2000,
+    # Two of the polls by which a waiter guards against a lost hint fall into it.
+    idle_seconds=25.0,
+    crowd_seconds=2.0,
+)
+
+QUICK = Scale(
+    rounds=2,
+    pairs={"memory": 500, "sqlite": 20},
+    handovers=3,
+    grants=2,
+    constructions=200,
+    idle_seconds=1.0,
+    crowd_seconds=0.3,
+)

@@ -1,0 +1,50 @@
+"""`LockFamily`: the locks that one template names, with settings that are read once."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Self
+
+from starlette.requests import HTTPConnection
+
+from grelmicro.config import check_seconds
+from grelmicro.coordination import Lock, LockConfig, LockHandle
+from grelmicro_starlette.holding import hold
+from grelmicro_starlette.names import NameTemplate
+from grelmicro_starlette.serving import lock_backend
+
+
+@dataclass(frozen=True, slots=True)
+class LockFamily:
+    """What handlers hold while they run: one lock for each set of values of a template's fields."""
+
+    template: NameTemplate
+    timeout: float | None
+    config: LockConfig
+
+    @classmethod
+    def of(cls, name: str, *, timeout: float | None, auto_renew: bool | None, lease_duration: float | None) -> Self:
+        """The family of a template; settings left None come from the environment.
+
+        Raises:
+            SettingsValidationError: the template or a setting breaks a rule.
+        """
+        template = NameTemplate(name)
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout, zero=True)
+        config = Lock(name, auto_renew=auto_renew, lease_duration=lease_duration).config
+        if "auto_renew" not in config.model_fields_set:
+            # Nobody sees to a lease that runs out under a handler, so here it is renewed unless somebody said no.
+            config = config.model_copy(update={"auto_renew": True})
+        return cls(template, timeout, config)
+
+    def hold(
+        self, name: str, connection: HTTPConnection, *, in_thread: bool
+    ) -> AbstractAsyncContextManager[LockHandle]:
+        """Hold the lock `name` of this family while a request is served; see `hold`."""
+        lock = Lock.from_config(name, self.config, backend=lock_backend(connection))
+        return hold(lock, self.timeout, in_thread=in_thread)
+
+    def name(self, values: Mapping[str, object]) -> str:
+        """The lock's name for these values; raises `KeyError` when one is missing."""
+        return self.template.name(values)

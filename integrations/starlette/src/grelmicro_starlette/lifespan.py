@@ -1,0 +1,98 @@
+"""`lifespan`: opens a `Grelmicro` around an application, and lets elected work run beside it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from grelmicro import Grelmicro
+from grelmicro.coordination import LeaderElection
+from grelmicro.signals import handing_over
+from grelmicro_starlette.serving import KEY
+
+logger = logging.getLogger("grelmicro.starlette")
+
+Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
+UserLifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
+Work = Callable[[], Coroutine[Any, Any, object]]
+
+
+def lifespan(
+    micro: Grelmicro,
+    mine: UserLifespan | None = None,
+    *,
+    lead: Mapping[LeaderElection, Work] | None = None,
+    signals: bool = True,
+) -> Lifespan:
+    """A lifespan that opens `micro` first and closes it last; the request state has it under `"grelmicro"`.
+
+    When a part of it fails to start, those that were started before are stopped, and its error is raised.
+
+    Args:
+        micro: what to open.
+        mine: your own lifespan. `micro` is open from before its start until after its end, and its state is kept.
+        lead: work for each election, run between the start and the end of `mine` in every term of this worker. An
+            election that `Tasks` run already is left to them. Work that fails is logged, and begins anew after the
+            election's `retry_interval`; work that returns is done.
+        signals: hand leadership over at SIGTERM and SIGINT, not when the server has served its last request.
+    """
+
+    @asynccontextmanager
+    async def opened(app: Any) -> AsyncIterator[Mapping[str, Any]]:
+        departure = _Departure(micro)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(micro)
+            if signals:
+                stack.enter_context(handing_over(departure))
+            state = None if mine is None else await stack.enter_async_context(mine(app))
+            for leader, work in (lead or {}).items():
+                await stack.enter_async_context(_leading(leader, work, departure.begun))
+            yield {**(state or {}), KEY: micro}
+
+    return opened
+
+
+class _Departure:
+    """What a signal that stops the process begins."""
+
+    def __init__(self, micro: Grelmicro) -> None:
+        self._micro = micro
+        self.begun = asyncio.Event()
+
+    def hand_over(self) -> None:
+        self._micro.hand_over()
+        self.begun.set()
+
+
+@asynccontextmanager
+async def _leading(leader: LeaderElection, work: Work, stop: asyncio.Event) -> AsyncIterator[None]:
+    """Run an election and its work; in the end the work stops first, then the election resigns."""
+    async with AsyncExitStack() as stack:
+        if not leader.is_running():
+            await stack.enter_async_context(_running(leader(stop=stop), f"grelmicro-election-{leader.name}"))
+        await stack.enter_async_context(_running(_lead(leader, work), f"grelmicro-lead-{leader.name}"))
+        yield
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[Any, Any, object], name: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _lead(leader: LeaderElection, work: Work) -> None:
+    while True:
+        try:
+            await leader.lead(work, repeat=True)
+        except Exception:
+            pause = leader.config.retry_interval
+            logger.exception("the work of leader '%s' failed, and begins anew in %g s", leader.name, pause)
+            await asyncio.sleep(pause)
+        else:
+            logger.info("the work of leader '%s' is done", leader.name)
+            return

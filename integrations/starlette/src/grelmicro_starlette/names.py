@@ -1,0 +1,82 @@
+"""`NameTemplate`: the name of a lock, built from the values of a request so that different values never share one."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from hashlib import sha256
+from string import Formatter
+from urllib.parse import quote
+
+from grelmicro.errors import SettingsValidationError
+
+LONGEST = 255
+"""Characters that a name can have."""
+
+
+@dataclass(frozen=True, slots=True)
+class NameTemplate:
+    """A name with fields, such as `cart:{cart_id}`.
+
+    In a value, every character but letters, digits, `-`, `.`, `_` and `~` is percent-encoded, so `a:{x}:{y}` gives
+    `a:1%3A2:3` for the values `1:2` and `3`, and no other values give the same name. An enum stands for its value and
+    None for `=none`. A name of more than 255 characters ends in a digest of the whole.
+
+    Args:
+        text: literal text and fields; `{{` and `}}` stand for braces.
+
+    Raises:
+        SettingsValidationError: it has no literal text, two fields could run into one another, or a field is no name.
+    """
+
+    text: str
+    parts: tuple[tuple[str, str | None], ...] = field(init=False, repr=False, compare=False)
+    """Literal text, and the field that follows it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", _parts(self.text))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of its fields, each once, in order."""
+        return tuple(dict.fromkeys(name for _, name in self.parts if name is not None))
+
+    def name(self, values: Mapping[str, object]) -> str:
+        """The name for these values; raises `KeyError` when one is missing."""
+        filled = "".join(literal + ("" if name is None else _encoded(values[name])) for literal, name in self.parts)
+        if len(filled) <= LONGEST:
+            return filled
+        # "=" is in no encoded value, so such a name is nobody else's.
+        digest = "=" + sha256(filled.encode()).hexdigest()
+        return self.parts[0][0][: LONGEST - len(digest)] + digest
+
+
+def _encoded(value: object) -> str:
+    if value is None:
+        return "=none"
+    plain = value.value if isinstance(value, Enum) else value
+    return quote(str(plain), safe="", errors="surrogatepass")
+
+
+def _parts(text: str) -> tuple[tuple[str, str | None], ...]:
+    try:
+        parsed = list(Formatter().parse(text))
+    except (TypeError, ValueError):
+        raise _refusal(text, "should be text in which each { has its }") from None
+    parts: list[tuple[str, str | None]] = []
+    for literal, name, spec, conversion in parsed:
+        if name is not None and (not name.isidentifier() or spec or conversion):
+            raise _refusal(text, "has a field that is no plain name: write it like {order_id}")
+        if name is not None and parts and parts[-1][1] is not None and not re.search(r"[^\w.~-]", literal, re.ASCII):
+            raise _refusal(text, f"needs a separator, such as ':', between {{{parts[-1][1]}}} and {{{name}}}")
+        if name is None and parts and parts[-1][1] is None:  # an escaped brace splits a literal text
+            parts[-1] = (parts[-1][0] + literal, None)
+        else:
+            parts.append((literal, name))
+    if not any(literal for literal, _ in parts):
+        raise _refusal(text, "needs text beside its fields: say what is locked, like order:{order_id}")
+    return tuple(parts)
+
+
+def _refusal(text: object, rule: str) -> SettingsValidationError:
+    return SettingsValidationError(f"lock name {text!r} {rule}")

@@ -1,0 +1,49 @@
+"""Which `Grelmicro` serves a request."""
+
+from starlette.requests import HTTPConnection
+
+from grelmicro import Grelmicro
+from grelmicro.coordination import LeaderElection, LockBackend
+from grelmicro.errors import OutOfContextError
+
+KEY = "grelmicro"
+"""Where an app's `Grelmicro` is found: in `app.state` and in the lifespan state."""
+
+
+def lock_backend(connection: HTTPConnection) -> LockBackend | None:
+    """The backend for locks of the app that serves this request; None when the app says nothing about it.
+
+    Raises:
+        OutOfContextError: the app's `Grelmicro` is not open.
+    """
+    micro = _grelmicro(connection)
+    return None if micro is None else micro.coordination.lock_backend
+
+
+def check_takes_part(connection: HTTPConnection, leader: LeaderElection) -> None:
+    """Refuse an election that was never started: it would turn every request away, and look like a busy leader.
+
+    Raises:
+        OutOfContextError: it was not started, or the app's `Grelmicro` is not open.
+    """
+    _grelmicro(connection)
+    if leader.record is None and not leader.is_running():
+        raise OutOfContextError(
+            f"election '{leader.name}' was never started: add it to Tasks, or run it with lifespan(micro, lead=...)"
+        )
+
+
+def _grelmicro(connection: HTTPConnection) -> Grelmicro | None:
+    """The app's own, else the one that the server's lifespan opened."""
+    app_state = getattr(connection.scope.get("app"), "state", None)
+    own = getattr(app_state, KEY, None)
+    found = own if isinstance(own, Grelmicro) else connection.scope.get("state", {}).get(KEY)
+    if not isinstance(found, Grelmicro):
+        return None
+    if not found.is_open:
+        raise OutOfContextError(
+            "the Grelmicro of this app is not open, since the app's lifespan did not run: servers run the lifespan of "
+            "the root app alone, so call install() on that one, and not on an app that is mounted below it; "
+            "in a test, use `with TestClient(app)`"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Small applications that show the packages at work; each is run by a test."""

@@ -1,0 +1,1 @@
+"""A shop on several FastAPI workers, and a demonstration of what its locks prevent."""

@@ -1,0 +1,83 @@
+"""The same leases as several clients see them, on each kind of store; and waiting for what happens soon."""
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from grelmicro.backends.memory import MemoryStore
+from grelmicro.backends.sqlite import SQLiteStore
+from grelmicro.clock import SYSTEM_CLOCK, Clock
+from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.leases import LeaseStore
+from grelmicro.testing.clock import MovableClock
+from tests.helpers.stores import TroubledStore, UnorderedStore
+
+KINDS = ("memory", "sqlite")
+
+PATIENCE = 10.0
+"""Real seconds after which something that should happen soon counts as never; the machine may be busy."""
+
+
+class World:
+    """One set of leases. Each call of `store` gives another client's view of it."""
+
+    def __init__(self, kind: str, folder: Path, clock: Clock) -> None:
+        self.kind = kind
+        self.clock = clock
+        self.path = folder / "locks.db"
+        self._memory = MemoryStore(clock=clock)
+
+    def store(self) -> LeaseStore:
+        """A healthy client's store."""
+        return self._memory if self.kind == "memory" else SQLiteStore(self.path, clock=self.clock)
+
+    def client(self) -> LockAdapter:
+        """A healthy client."""
+        return LockAdapter(self.store())
+
+    def troubled(self, *, ordered: bool = True) -> TroubledStore:
+        """The store of a client with a bad connection."""
+        return (TroubledStore if ordered else UnorderedStore)(self.store())
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    """The time of `world`."""
+    return MovableClock()
+
+
+@pytest.fixture(params=KINDS)
+def world(request: pytest.FixtureRequest, tmp_path: Path, clock: MovableClock, nothing_left: None) -> World:
+    """Leases on each kind of store, under a clock that the test moves."""
+    return World(request.param, tmp_path, clock)
+
+
+@pytest.fixture(params=KINDS)
+def real_world(request: pytest.FixtureRequest, tmp_path: Path, nothing_left: None) -> World:
+    """Leases on each kind of store, in real time."""
+    return World(request.param, tmp_path, SYSTEM_CLOCK)
+
+
+@pytest.fixture
+async def nothing_left() -> AsyncIterator[None]:
+    """The test leaves no task behind, and no error that nobody looked at."""
+    loop = asyncio.get_running_loop()
+    lost: list[dict[str, object]] = []
+    loop.set_exception_handler(lambda _, context: lost.append(context))
+    before = asyncio.all_tasks()
+    yield
+    await eventually(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()}, "every task has ended", 2.0)
+    gc.collect()
+    assert lost == []
+
+
+async def eventually(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+    """Wait in real time until `condition` holds."""
+    until = monotonic() + patience
+    while not condition():
+        assert monotonic() < until, f"not within {patience:g} s: {what}"
+        await asyncio.sleep(0.002)

@@ -1,0 +1,375 @@
+"""A handle is a held lease: its deadline is on the safe side, it tells the truth, and never takes anything again."""
+
+import asyncio
+
+import pytest
+
+from grelmicro.coordination import (
+    BackendUnavailableError,
+    Lock,
+    LockLostError,
+    LockNotOwnedError,
+    LockReentrantError,
+    OutcomeUnknownError,
+    WouldBlockError,
+)
+from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.errors import OutOfContextError
+from grelmicro.testing.clock import MovableClock
+from tests.helpers.stores import Gate, late, request_lost
+from tests.helpers.worlds import World, eventually
+
+LONG = 3600.0
+
+
+async def test_the_deadline_counts_from_before_the_request(world: World, clock: MovableClock) -> None:
+    """A late reply shortens what is left of the lease; a share is given up for clocks of different speed."""
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        gate = Gate(after=True)
+        store.suffer("acquire", gate)
+        asking = asyncio.create_task(Lock("cart", backend=client, lease_duration=10).acquire())
+        await gate.arrived.wait()
+        await clock.advance(4)
+        gate.open.set()
+        handle = await asking
+        assert handle.expires_in == pytest.approx(10 * 0.99 - 4)
+
+
+async def test_a_late_renewal_counts_from_before_it_was_sent(world: World, clock: MovableClock) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        handle = await Lock("cart", backend=client, lease_duration=10).acquire()
+        gate = Gate(after=True)
+        store.suffer("renew", gate)
+        extending = asyncio.create_task(handle.extend())
+        await gate.arrived.wait()
+        await clock.advance(6)
+        gate.open.set()
+        await extending
+        assert handle.expires_in == pytest.approx(10 * 0.99 - 6)
+
+
+async def test_a_handle_ends_before_the_lease_does(world: World, clock: MovableClock) -> None:
+    async with world.client() as client, world.client() as other:
+        handle = await Lock("cart", backend=client, lease_duration=100).acquire()
+        await clock.advance(99.5)
+        assert not handle.valid
+        assert handle.expires_in == 0
+        with pytest.raises(WouldBlockError):
+            await Lock("cart", backend=other).acquire_nowait()
+        await clock.advance(1)
+        await Lock("cart", backend=other).acquire_nowait()
+
+
+async def test_a_grant_older_than_the_lease_is_none(world: World, clock: MovableClock) -> None:
+    """A process that slept between the store's answer and its own next step holds nothing, and goes on waiting."""
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        lock = Lock("cart", backend=client, lease_duration=10)
+        gate = Gate(after=True)
+        store.suffer("acquire", gate)
+        asking = asyncio.create_task(lock.acquire(timeout=60))
+        await gate.arrived.wait()
+        await clock.advance(11)
+        winner = await Lock("cart", backend=other, lease_duration=10).acquire()
+        gate.open.set()
+        await clock.advance(0)
+        await asyncio.sleep(0.05)
+        assert not asking.done()
+        await winner.release()
+        handle = await asyncio.wait_for(asking, 5)
+        assert handle.fencing_token > winner.fencing_token
+        assert handle.valid
+
+
+async def test_a_grant_older_than_the_lease_is_asked_for_again_at_once(world: World, clock: MovableClock) -> None:
+    """When nobody took it meanwhile, the caller does not wait out a lease that is nobody's."""
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        held = await Lock("cart", backend=other, lease_duration=LONG).acquire()
+        subscribing, answering = Gate(), Gate(after=True)
+        store.suffer("watch", subscribing)
+        store.suffer("acquire", late(), answering)
+        asking = asyncio.create_task(Lock("cart", backend=client, lease_duration=10).acquire())
+        await subscribing.arrived.wait()
+        await held.release()
+        subscribing.open.set()
+        await answering.arrived.wait()
+        await clock.advance(11)
+        answering.open.set()
+        await eventually(lambda: store.calls["release"], "the late answer is used for nothing")
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+            await clock.advance(0.01)
+        assert (await asyncio.wait_for(asking, 5)).valid
+
+
+async def test_one_try_whose_answer_is_older_than_the_lease_is_not_called_busy(
+    world: World, clock: MovableClock
+) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        gate = Gate(after=True)
+        store.suffer("acquire", gate)
+        asking = asyncio.create_task(Lock("cart", backend=client, lease_duration=10).acquire_nowait())
+        await gate.arrived.wait()
+        await clock.advance(9.95)
+        gate.open.set()
+        with pytest.raises(BackendUnavailableError, match="the store's answer came when the lease had run out"):
+            await asking
+        await Lock("cart", backend=other).acquire_nowait()
+
+
+async def test_extending_after_the_end_takes_nothing_again(world: World, clock: MovableClock) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client, lease_duration=10)
+        handle = await lock.acquire()
+        await clock.advance(11)
+        with pytest.raises(LockNotOwnedError, match="its lease ran out"):
+            await handle.extend()
+        with pytest.raises(LockNotOwnedError):
+            await lock.extend()
+        assert not await lock.locked()
+        assert not await lock.owned()
+        again = await lock.acquire_nowait()
+        assert again.fencing_token == handle.fencing_token + 1
+        with pytest.raises(LockNotOwnedError):
+            await handle.extend()
+        with pytest.raises(LockNotOwnedError):
+            await handle.release()
+        assert await lock.owned()
+        assert handle.lost
+        assert again.valid
+
+
+async def test_extending_lasts_the_whole_duration_under_one_fence(world: World, clock: MovableClock) -> None:
+    async with world.client() as client, world.client() as other:
+        lock = Lock("cart", backend=client, lease_duration=10)
+        handle = await lock.acquire()
+        fence = handle.fencing_token
+        for _ in range(5):
+            await clock.advance(8)
+            assert await lock.extend() is handle
+            assert handle.expires_in == pytest.approx(9.9)
+            assert handle.fencing_token == fence
+        with pytest.raises(WouldBlockError):
+            await Lock("cart", backend=other).acquire_nowait()
+
+
+async def test_a_lease_of_a_fifth_of_a_second_lasts_that_long(world: World, clock: MovableClock) -> None:
+    async with world.client() as client, world.client() as other:
+        await Lock("cart", backend=client, lease_duration=0.2).acquire()
+        await clock.advance(0.199)
+        with pytest.raises(WouldBlockError):
+            await Lock("cart", backend=other).acquire_nowait()
+        await clock.advance(0.002)
+        await Lock("cart", backend=other).acquire_nowait()
+
+
+async def test_releasing_twice_is_refused(world: World) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client)
+        handle = await lock.acquire()
+        await handle.release()
+        with pytest.raises(LockNotOwnedError, match="is released already: acquire it again"):
+            await handle.release()
+        with pytest.raises(LockNotOwnedError, match="this task or thread does not hold it"):
+            await lock.release()
+        with pytest.raises(LockNotOwnedError, match="it is released; acquire it again"):
+            await handle.extend()
+        assert handle.released
+        assert not handle.lost
+        handle.raise_if_lost()
+
+
+async def test_a_stranger_cannot_act_for_the_holder(world: World) -> None:
+    """Neither another task nor another lock of the same name and worker holds what a task of this lock does."""
+    async with world.client() as client:
+        lock = Lock("cart", backend=client, worker="web-1")
+        twin = Lock("cart", backend=client, worker="web-1")
+        handle = await lock.acquire()
+
+        async def strange() -> None:
+            for stranger in (lock, twin):
+                with pytest.raises(LockNotOwnedError):
+                    await stranger.release()
+                with pytest.raises(LockNotOwnedError):
+                    await stranger.extend()
+                with pytest.raises(WouldBlockError):
+                    await stranger.acquire_nowait()
+                assert not await stranger.owned()
+
+        await asyncio.create_task(strange())
+        with pytest.raises(WouldBlockError):
+            await twin.acquire_nowait()
+        assert await lock.owned()
+        assert handle.valid
+
+
+async def test_a_handle_works_from_any_task_and_thread(world: World) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client)
+        handle = await lock.acquire()
+        await asyncio.create_task(handle.extend())
+        await asyncio.to_thread(handle.from_thread.extend)
+        await asyncio.to_thread(handle.from_thread.release)
+        assert handle.released
+        assert not await lock.locked()
+        await (await lock.acquire()).release()
+
+
+async def test_a_lock_is_not_reentrant(world: World, clock: MovableClock) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client, lease_duration=10)
+        await lock.acquire()
+        for again in (lock.acquire, lock.acquire_nowait, lock.__aenter__):
+            with pytest.raises(LockReentrantError):
+                await again()
+        await clock.advance(11)
+        handle = await lock.acquire_nowait()
+        assert handle.valid, "what was lost is not held any more"
+
+
+async def test_a_thread_is_not_reentrant_and_no_stranger_to_itself(world: World) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client)
+
+        def work() -> None:
+            with lock.from_thread:
+                with pytest.raises(LockReentrantError):
+                    lock.from_thread.acquire()
+                with pytest.raises(LockReentrantError):
+                    lock.from_thread.acquire_nowait()
+                lock.from_thread.extend()
+                assert lock.from_thread.owned()
+
+        await asyncio.to_thread(work)
+        assert not await lock.locked()
+
+
+async def test_waiting_for_the_loss_ends_at_the_deadline(world: World, clock: MovableClock) -> None:
+    async with world.client() as client:
+        handle = await Lock("cart", backend=client, lease_duration=10).acquire()
+        waiting = asyncio.create_task(handle.wait_lost())
+        await clock.advance(5)
+        await handle.extend()
+        await clock.advance(9.8)
+        assert not waiting.done()
+        await clock.advance(0.2)
+        await asyncio.wait_for(waiting, 5)
+        with pytest.raises(LockLostError):
+            handle.raise_if_lost()
+
+
+async def test_waiting_for_the_loss_ends_with_a_release_and_with_a_loss(world: World) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        handle = await lock.acquire()
+        waiting = [asyncio.create_task(handle.wait_lost()) for _ in range(3)]
+        await asyncio.sleep(0)
+        await handle.release()
+        await asyncio.wait_for(asyncio.gather(*waiting), 5)
+        taken = await lock.acquire()
+        waiting = [asyncio.create_task(taken.wait_lost()) for _ in range(3)]
+        await client.release(taken.lease)
+        with pytest.raises(LockNotOwnedError):
+            await taken.extend()
+        await asyncio.wait_for(asyncio.gather(*waiting), 5)
+        await taken.wait_lost()
+
+
+async def test_after_its_app_closed_a_handle_says_so(world: World) -> None:
+    client = world.client()
+    async with client:
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        handle = await lock.acquire()
+    for use in (handle.extend, handle.release, lock.acquire, lock.locked):
+        with pytest.raises(OutOfContextError, match="LockAdapter is not open: use it inside `async with`"):
+            await use()
+    async with client:
+        assert await lock.owned(), "the lease goes on, and with an open backend it can be given back"
+        await handle.release()
+
+
+async def test_a_block_left_after_its_app_closed_leaves_the_bodys_error_first(world: World) -> None:
+    async def work() -> None:
+        client = world.client()
+        await client.__aenter__()
+        async with Lock("cart", backend=client):
+            await client.__aexit__(None, None, None)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        await work()
+    assert ["not open" in note for note in caught.value.__notes__] == [True]
+
+
+async def test_a_lease_lost_in_a_block_is_an_error_at_its_end(world: World, clock: MovableClock) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client, lease_duration=10)
+
+        async def work(error: Exception | None) -> None:
+            async with lock:
+                await clock.advance(11)
+                if error is not None:
+                    raise error
+
+        with pytest.raises(LockLostError, match="cannot be kept until its block ended: its lease ran out"):
+            await work(None)
+        failure = ZeroDivisionError()
+        with pytest.raises(ZeroDivisionError) as caught:
+            await work(failure)
+        assert caught.value is failure
+        assert ["its lease ran out" in note for note in failure.__notes__] == [True]
+
+
+async def test_a_failed_release_leaves_the_bodys_error_first(world: World) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+
+        async def work(error: Exception | None) -> None:
+            async with Lock("cart", backend=client):
+                store.suffer("release", request_lost)
+                if error is not None:
+                    raise error
+
+        with pytest.raises(OutcomeUnknownError):
+            await work(None)
+        failure = ZeroDivisionError()
+        with pytest.raises(ZeroDivisionError) as caught:
+            await work(failure)
+        assert caught.value is failure
+        assert len(failure.__notes__) == 1
+        await eventually(lambda: not client._background, "the release is repeated")
+
+
+async def test_a_block_whose_lease_was_released_inside_ends_quietly(world: World) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client)
+        async with lock as handle:
+            await handle.release()
+        async with lock:
+            await lock.release()
+            again = await lock.acquire()
+        assert again.released
+
+        def work() -> None:
+            with lock.from_thread as held:
+                held.release()
+
+        await asyncio.to_thread(work)
+        assert not lock._held
+
+
+async def test_a_block_must_end_in_the_task_that_entered_it(world: World) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client)
+        handle = await lock.__aenter__()
+        with pytest.raises(LockNotOwnedError):
+            await asyncio.create_task(lock.__aexit__(None, None, None))
+        assert handle.valid
+        await lock.__aexit__(None, None, None)
+        assert handle.released
+
+

@@ -1,0 +1,216 @@
+"""No outage and no missing backend ends an election, and the log tells of each once in a while."""
+
+import asyncio
+import logging
+import re
+
+import pytest
+
+from grelmicro import Grelmicro
+from grelmicro.coordination import Coordination, LeaderElection
+from grelmicro.coordination.adapters import LeaderElectionAdapter
+from grelmicro.coordination.outage import Outage
+from grelmicro.errors import BackendUnavailableError
+from grelmicro.providers.memory import MemoryProvider
+from grelmicro.testing import MovableClock
+from tests.helpers.elections import CountedStore, Fleet, pause
+from tests.helpers.stores import Apply, Fault, refused, request_lost, silence
+from tests.helpers.worlds import World, eventually
+
+
+async def broken_client(apply: Apply) -> object:
+    raise RuntimeError("a bug in the client library")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says of the election's trouble, without the times."""
+    return [
+        re.sub(r"\d+\.\d s", "N s", record.getMessage())
+        for record in caplog.records
+        if record.name == "grelmicro.leader_election" and record.getMessage().startswith("election ")
+    ]
+
+
+@pytest.mark.parametrize("fault", [refused, request_lost, silence, broken_client])
+async def test_a_candidate_outlasts_an_outage(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture, fault: Fault
+) -> None:
+    async with Fleet(world, clock) as fleet:
+        worker = fleet.worker(start=False, error_interval=60.0)
+        worker.store.break_down(fault, "acquire")
+        worker.start()
+        await fleet.let_pass(310.0)
+        assert worker.election.is_running()
+        assert not worker.election.is_leader()
+        assert worker.store.calls["acquire"] > 40
+        worker.store.heal()
+        await fleet.let_pass(8.0)
+        assert worker.election.is_leader()
+    lines = told(caplog)
+    assert 5 <= len(lines) - 1 <= 6
+    assert all(line.startswith("election 'job' has trouble since N s: ") for line in lines[:-1])
+    assert lines[-1] == "election 'job' works again after N s"
+
+
+@pytest.mark.parametrize("fault", [refused, request_lost, silence, broken_client])
+async def test_a_leader_outlasts_an_outage(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture, fault: Fault
+) -> None:
+    async with Fleet(world, clock) as fleet:
+        worker = await fleet.leading(error_interval=600.0)
+        fence = worker.election.guard().fence
+        worker.store.break_down(fault, "watch", "acquire", "renew")
+        await fleet.let_pass(310.0)
+        assert worker.election.is_running()
+        worker.store.heal()
+        await fleet.let_pass(8.0)
+        assert worker.election.guard().fence > fence
+    lines = told(caplog)
+    assert len(lines) == 2
+    assert lines[1] == "election 'job' works again after N s"
+
+
+async def test_a_subscription_that_fails_is_tried_again(world: World, clock: MovableClock) -> None:
+    async with Fleet(world, clock) as fleet:
+        worker = fleet.worker(start=False)
+        worker.store.break_down(refused, "watch")
+        worker.start()
+        await fleet.let_pass(60.0)
+        assert not worker.election.is_leader()
+        worker.store.heal()
+        await fleet.let_pass(2.5)
+        assert worker.election.is_leader()
+
+
+async def test_a_store_that_cannot_be_opened_is_tried_again(world: World, clock: MovableClock) -> None:
+    class Shut(CountedStore):
+        shut = True
+
+        async def open(self) -> None:
+            if self.shut:
+                raise BackendUnavailableError("the store does not open")
+            await super().open()
+
+    store = Shut(world.store())
+    election = LeaderElection("job", backend=LeaderElectionAdapter(store))
+    service = asyncio.create_task(election())
+    await pause_in_steps(clock, 60.0)
+    store.shut = False
+    await pause_in_steps(clock, 2.5)
+    await eventually(election.is_leader, "it leads")
+    service.cancel()
+    await asyncio.wait({service})
+
+
+async def pause_in_steps(clock: MovableClock, seconds: float) -> None:
+    """Let time pass, with a little real time in each step."""
+    for _ in range(int(seconds * 2)):
+        await clock.advance(0.5)
+        await asyncio.sleep(0.001)
+
+
+async def test_without_an_app_it_waits_for_one(nothing_left: None, caplog: pytest.LogCaptureFixture) -> None:
+    election = LeaderElection("job", retry_interval=0.01)
+    service = asyncio.create_task(election())
+    await asyncio.sleep(0.1)
+    assert election.is_running()
+    assert told(caplog) == [
+        "election 'job' has trouble since N s: LeaderElection 'job': no app is open: open one around this code with "
+        "`async with Grelmicro(uses=[Coordination(...)])` (`with` in a script), or pass backend="
+    ]
+    async with Grelmicro(uses=[Coordination(MemoryProvider())]):
+        await asyncio.wait_for(election.wait_for_leader(), 5)
+        service.cancel()
+        await asyncio.wait({service})
+    assert told(caplog)[1:] == ["election 'job' works again after N s"]
+
+
+async def test_a_backend_that_is_missing_ends_neither_the_election_nor_the_app(
+    nothing_left: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    election = LeaderElection("job", retry_interval=0.01)
+    async with Grelmicro(uses=[Coordination(lock=MemoryProvider())]):
+        service = asyncio.create_task(election())
+        await asyncio.sleep(0.1)
+        assert election.is_running()
+        assert not election.is_leader()
+        assert len(told(caplog)) == 1
+        assert "this Coordination has no election backend: give it one with Coordination(election=...)" in told(caplog)[0]
+        service.cancel()
+        await asyncio.wait({service})
+
+
+async def test_it_can_be_stopped_in_the_middle_of_an_outage(world: World, clock: MovableClock) -> None:
+    for fault in (refused, silence):
+        async with Fleet(world, clock) as fleet:
+            worker = fleet.worker(start=False)
+            worker.store.break_down(fault)
+            worker.start()
+            await fleet.let_pass(7.0)
+            assert worker.service is not None
+            worker.service.cancel()
+            worker.store.heal()
+            await fleet.let_pass(1.0)
+            assert worker.service.done()
+
+
+async def test_an_outage_while_it_stops_does_not_hold_it_up(world: World, clock: MovableClock) -> None:
+    async with Fleet(world, clock) as fleet:
+        leader = await fleet.leading()
+        leader.store.suffer("release", silence)
+        stop = asyncio.create_task(leader.stop())
+        await fleet.let_pass(5.5)
+        await asyncio.wait_for(stop, 5)
+
+
+def test_an_outage_is_told_again_after_each_interval(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is noted in between."""
+    outage = Outage("the thing", logging.getLogger("grelmicro"))
+    for tenth in range(31):
+        outage.note(ValueError("down"), tenth / 10, 0.5)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the thing has trouble since {since} s: down" for since in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+    ]
+    caplog.clear()
+    outage.over(3.25)
+    outage.over(3.5)
+    outage.note(TimeoutError(), 4.0, 0.5)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the thing works again after 3.2 s",
+        "the thing has trouble since 0.0 s: TimeoutError",
+    ]
+
+
+async def test_settings_of_the_log_count_live(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Fleet(world, clock) as fleet:
+        worker = fleet.worker(start=False, error_interval=600.0)
+        worker.store.break_down(refused)
+        worker.start()
+        await fleet.let_pass(60.0)
+        assert len(told(caplog)) == 1
+        await worker.election.reconfigure(worker.election.config.model_copy(update={"error_interval": 10.0}))
+        await fleet.let_pass(61.0)
+        assert 6 <= len(told(caplog)) <= 8
+
+
+async def test_a_late_answer_is_awaited_without_a_lease_left_over(world: World, clock: MovableClock) -> None:
+    """An acquire that took effect although it was given up is undone, and nobody waits for its lease to end."""
+
+    async def in_vain(apply: Apply) -> object:
+        await apply()
+        await pause(clock, 3600.0)
+        return None
+
+    async with Fleet(world, clock) as fleet:
+        worker = fleet.worker(start=False)
+        worker.store.suffer("acquire", in_vain)
+        worker.start()
+        await eventually(lambda: worker.store.live_until, "the lease is taken")
+        other = fleet.worker()
+        await fleet.let_pass(4.75)
+        assert other.store.calls["acquire"] == 1
+        assert not fleet.leaders
+        await fleet.let_pass(1.0)
+        await eventually(lambda: fleet.leaders, "one leads")

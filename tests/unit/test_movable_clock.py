@@ -1,0 +1,159 @@
+"""The clock that tests move."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from grelmicro.clock import Clock, Signal, sleep, time_limit
+from grelmicro.testing import MovableClock
+
+
+def test_it_is_a_clock() -> None:
+    clock = MovableClock(now=10.0, wall=1_000.0)
+    assert isinstance(clock, Clock)
+    assert (clock.now(), clock.wall()) == (10.0, 1_000.0)
+
+
+async def test_it_stands_still_until_it_is_moved() -> None:
+    clock = MovableClock(now=10.0, wall=1_000.0)
+    await asyncio.sleep(0.01)
+    assert (clock.now(), clock.wall()) == (10.0, 1_000.0)
+    await clock.advance(2.5)
+    assert (clock.now(), clock.wall()) == (12.5, 1_002.5)
+
+
+async def test_what_falls_due_happens_in_its_order_and_at_its_time() -> None:
+    clock = MovableClock(now=0.0)
+    seen: list[tuple[str, float]] = []
+
+    async def steps(name: str, *pauses: float) -> None:
+        for pause in pauses:
+            await sleep(clock, pause)
+            seen.append((name, clock.now()))
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(steps("a", 3.0, 1.0))
+        group.create_task(steps("b", 1.0, 1.0, 1.5))
+        await clock.advance(3.0)
+        assert seen == [("b", 1.0), ("b", 2.0), ("a", 3.0)]
+        await clock.advance(10.0)
+    assert seen[3:] == [("b", 3.5), ("a", 4.0)]
+    assert clock.now() == 13.0
+
+
+async def test_timers_of_one_instant_fire_in_the_order_of_their_making() -> None:
+    clock = MovableClock()
+    seen: list[int] = []
+    for number in range(5):
+        clock.call_later(1.0, partial(seen.append, number))
+    await clock.advance(1.0)
+    assert seen == [0, 1, 2, 3, 4]
+
+
+async def test_a_cancelled_timer_never_fires() -> None:
+    clock = MovableClock()
+    seen: list[str] = []
+    clock.call_later(1.0, lambda: seen.append("late")).cancel()
+    await clock.advance(2.0)
+    assert seen == []
+
+
+async def test_a_suspended_machine_sees_everything_late() -> None:
+    clock = MovableClock(now=0.0)
+    seen: list[tuple[float, float]] = []
+
+    def fire(delay: float) -> None:
+        seen.append((delay, clock.now()))
+
+    for delay in (2.0, 1.0, 100.0):
+        clock.call_later(delay, partial(fire, delay))
+    await clock.shift(50.0)
+    assert seen == [(1.0, 50.0), (2.0, 50.0)]
+
+
+async def test_the_wall_clock_can_be_set_while_leases_go_on() -> None:
+    clock = MovableClock(now=10.0, wall=1_000.0)
+    clock.shift_wall(-500.0)
+    assert (clock.now(), clock.wall()) == (10.0, 500.0)
+    await clock.advance(1.0)
+    assert (clock.now(), clock.wall()) == (11.0, 501.0)
+
+
+async def test_limits_and_signals_follow_it() -> None:
+    clock = MovableClock()
+
+    async def limited() -> None:
+        async with time_limit(clock, 5.0):
+            await asyncio.Event().wait()
+
+    waiting, signalled = asyncio.create_task(limited()), asyncio.create_task(Signal().wait(clock, 5.0))
+    await clock.advance(4.9)
+    assert not waiting.done()
+    assert not signalled.done()
+    await clock.advance(0.2)
+    assert signalled.result() is False
+    with pytest.raises(TimeoutError):
+        await waiting
+
+
+async def test_a_timer_of_another_event_loop_fires_there() -> None:
+    clock = MovableClock()
+    set_up, threads = threading.Event(), []
+
+    async def elsewhere() -> None:
+        fired = asyncio.Event()
+
+        def fire() -> None:
+            threads.append(threading.current_thread())
+            fired.set()
+
+        clock.call_later(1.0, fire)
+        set_up.set()
+        await fired.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+    thread.start()
+    await asyncio.to_thread(set_up.wait)
+    await clock.advance(1.0)
+    await asyncio.to_thread(thread.join)
+    assert threads == [thread]
+
+
+def without_pytest(code: str, folder: Path) -> str:
+    """What a program prints where pytest is not installed."""
+    hidden = "import sys\nsys.modules['pytest'] = None\n"
+    done = subprocess.run([sys.executable, "-c", hidden + code], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_it_needs_no_pytest(tmp_path: Path) -> None:
+    code = "from grelmicro.testing import MovableClock\nprint(MovableClock(now=1.0).now())"
+    assert without_pytest(code, tmp_path) == "1.0\n"
+
+
+@pytest.mark.parametrize(
+    "statement", ["from grelmicro.testing import LeaseStoreContract", "import grelmicro.testing.contract"]
+)
+def test_the_contract_says_what_it_needs(statement: str, tmp_path: Path) -> None:
+    code = f"""
+from grelmicro.errors import DependencyNotFoundError
+try:
+    {statement}
+except DependencyNotFoundError as error:
+    print(error)
+"""
+    assert without_pytest(code, tmp_path) == (
+        'the contract of stores runs under pytest: install it with pip install "grelmicro-suite[testing]"\n'
+    )
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    import grelmicro.testing
+
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = grelmicro.testing.Nothing

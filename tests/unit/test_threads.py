@@ -1,0 +1,271 @@
+"""Threads use a lock through the event loop that serves it; whatever interrupts them leaves no lease behind."""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from grelmicro.coordination import Lock, LockNotOwnedError, LockTimeoutError, TaskLock, WouldBlockError
+from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.errors import OutOfContextError
+from tests.helpers.stores import Gate, late, reply_lost, silence
+from tests.helpers.worlds import World, eventually
+
+LONG = 3600.0
+
+
+async def test_a_plain_thread_uses_a_lock(world: World) -> None:
+    async with world.client() as client, world.client() as other:
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        theirs = Lock("cart", backend=other)
+
+        def work() -> tuple[int, bool]:
+            handle = lock.from_thread.acquire(timeout=5)
+            asyncio.run_coroutine_threadsafe(refused(), loop).result(5)
+            handle.extend()
+            lock.from_thread.extend()
+            lock.from_thread.release()
+            with lock.from_thread as again:
+                return again.fencing_token - handle.fencing_token, again.valid
+
+        async def refused() -> None:
+            with pytest.raises(WouldBlockError):
+                await theirs.acquire_nowait()
+
+        loop = asyncio.get_running_loop()
+        assert await asyncio.to_thread(work) == (1, True)
+        await theirs.acquire_nowait()
+
+
+async def test_each_thread_is_a_holder_of_its_own(real_world: World) -> None:
+    async with real_world.client() as client:
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        held, tried = threading.Event(), threading.Event()
+
+        def holder() -> None:
+            with lock.from_thread:
+                held.set()
+                tried.wait(30)
+
+        def stranger() -> None:
+            held.wait(30)
+            with pytest.raises(WouldBlockError):
+                lock.from_thread.acquire_nowait()
+            with pytest.raises(LockTimeoutError):
+                lock.from_thread.acquire(timeout=0.01)
+            for act in (lock.from_thread.release, lock.from_thread.extend):
+                with pytest.raises(LockNotOwnedError):
+                    act()
+            assert not lock.from_thread.owned()
+            assert lock.from_thread.locked()
+
+        holding = asyncio.create_task(asyncio.to_thread(holder))
+        await asyncio.to_thread(stranger)
+        tried.set()
+        await holding
+
+
+async def test_the_loop_itself_is_refused_at_once(world: World) -> None:
+    async with world.client() as client:
+        lock, tasklock = Lock("cart", backend=client), TaskLock("cart", backend=client)
+        handle = await lock.acquire()
+        uses: list[Callable[[], object]] = [
+            lock.from_thread.acquire,
+            lock.from_thread.acquire_nowait,
+            lock.from_thread.__enter__,
+            lock.from_thread.locked,
+            lock.from_thread.owned,
+            tasklock.from_thread.__enter__,
+            tasklock.from_thread.locked,
+            handle.from_thread.extend,
+            handle.from_thread.release,
+            handle.from_thread.wait_lost,
+        ]
+        for use in uses:
+            with pytest.raises(OutOfContextError) as caught:
+                use()
+            assert str(caught.value) == (
+                "from_thread was used on the event loop that has to serve it, which would wait for itself: "
+                "await the async form here, or call this in a thread (asyncio.to_thread)"
+            )
+        await handle.release()
+
+
+async def test_another_loops_thread_may_wait(world: World) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client)
+
+        async def use() -> None:
+            with lock.from_thread:
+                pass
+
+        await asyncio.to_thread(lambda: asyncio.run(use()))
+
+
+async def test_an_error_of_the_lock_is_the_threads(world: World) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        store.suffer("acquire", reply_lost)
+
+        def work() -> None:
+            with pytest.raises(Exception, match="which is undone in the background"):
+                Lock("cart", backend=client).from_thread.acquire()
+
+        await asyncio.to_thread(work)
+        await eventually(lambda: not client._background, "the undo has ended")
+
+
+async def test_a_closed_backend_is_refused(world: World) -> None:
+    client = world.client()
+    lock = Lock("cart", backend=client)
+    async with client:
+        handle = await asyncio.to_thread(lock.from_thread.acquire)
+    for use in (lock.from_thread.acquire, lock.from_thread.locked, handle.extend, handle.release):
+        with pytest.raises(OutOfContextError, match="LockAdapter is not open"):
+            await asyncio.to_thread(use)
+
+
+@pytest.mark.parametrize("ends", ["cancels its tasks", "stops"])
+def test_a_loop_that_ends_during_a_call_is_told(ends: str, world: World) -> None:
+    errors: list[BaseException] = []
+    store = world.troubled()
+    store.break_down(silence, "acquire")
+    client = LockAdapter(store)
+    loop = asyncio.new_event_loop()
+
+    def work() -> None:
+        try:
+            Lock("cart", backend=client).from_thread.acquire()
+        except BaseException as error:
+            errors.append(error)
+
+    async def open_and_wait() -> None:
+        await client.__aenter__()
+        thread.start()
+        await eventually(lambda: store.calls["acquire"], "it asks")
+
+    thread = threading.Thread(target=work)
+    loop.run_until_complete(open_and_wait())
+    if ends == "cancels its tasks":
+        for task in asyncio.all_tasks(loop):
+            task.cancel()
+        loop.run_until_complete(asyncio.sleep(0.01))
+    thread.join(20)
+    assert not thread.is_alive()
+    assert [type(error) for error in errors] == [OutOfContextError]
+    assert "stopped during the call: keep the app open until its threads have ended" in str(errors[0])
+    store.heal()
+
+    async def close() -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.sleep(0.01)
+        await client.__aexit__(None, None, None)
+
+    loop.run_until_complete(close())
+    loop.close()
+
+
+class Interrupted:
+    """In place of `concurrent.futures.wait` in one call: raises `KeyboardInterrupt` once `moment` has come."""
+
+    def __init__(self, moment: Callable[[Future[Any]], object]) -> None:
+        self._moment = moment
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, futures: Sequence[Future[Any]], timeout: float) -> object:
+        if self._thread is None:
+            self._thread = threading.current_thread()
+            self._moment(futures[0])
+            raise KeyboardInterrupt
+        return concurrent.futures.wait(futures, timeout)
+
+
+def acquire(lock: Lock, tasklock: TaskLock) -> None:
+    lock.from_thread.acquire()
+
+
+def acquire_nowait(lock: Lock, tasklock: TaskLock) -> None:
+    lock.from_thread.acquire_nowait()
+
+
+def enter(lock: Lock, tasklock: TaskLock) -> None:
+    lock.from_thread.__enter__()
+
+
+def enter_task(lock: Lock, tasklock: TaskLock) -> None:
+    tasklock.from_thread.__enter__()
+
+
+@pytest.mark.parametrize("moment", ["before it began", "in flight", "when granted"])
+@pytest.mark.parametrize("act", [acquire, acquire_nowait, enter, enter_task])
+async def test_an_interrupted_thread_leaves_no_lease(
+    world: World, monkeypatch: pytest.MonkeyPatch, act: Callable[[Lock, TaskLock], None], moment: str
+) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        gate = Gate(after=True)
+        arrived = threading.Event()
+        if moment == "in flight":
+            store.suffer("acquire", gate)
+
+        def come(future: Future[Any]) -> None:
+            if moment == "in flight":
+                assert arrived.wait(10)
+            elif moment == "when granted":
+                concurrent.futures.wait([future], 10)
+
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        tasklock = TaskLock("cart", backend=client, lease_duration=LONG)
+        monkeypatch.setattr("grelmicro.coordination.threads.wait", Interrupted(come))
+
+        def work() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                act(lock, tasklock)
+            # The thread is no holder, and free to try again.
+            lock.from_thread.acquire(timeout=LONG).release()
+
+        working = asyncio.create_task(asyncio.to_thread(work))
+        if moment == "in flight":
+            await gate.arrived.wait()
+            arrived.set()
+        await working
+        await eventually(lambda: not client._background, "the undo has ended")
+        assert not lock._held
+        assert not tasklock._held
+        await Lock("cart", backend=other).acquire_nowait()
+        async with TaskLock("cart", backend=other):
+            pass
+
+
+async def test_an_interrupted_release_is_still_a_release(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        store.suffer("release", late(request=0.02))
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+
+        def work() -> None:
+            with pytest.raises(KeyboardInterrupt), lock.from_thread:
+                monkeypatch.setattr("grelmicro.coordination.threads.wait", Interrupted(lambda _: None))
+
+        await asyncio.to_thread(work)
+        await eventually(lambda: not client._background, "the release has ended")
+        await Lock("cart", backend=other).acquire_nowait()
+
+
+async def test_a_thread_waits_while_the_loop_works(world: World) -> None:
+    """A thread that waits for long costs the loop nothing."""
+    async with world.client() as client:
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        handle = await lock.acquire()
+        waiting = asyncio.create_task(asyncio.to_thread(lock.from_thread.acquire))
+        await eventually(lambda: client.queues.lines, "the thread waits")
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        await handle.release()
+        theirs = await asyncio.wait_for(waiting, 5)
+        await asyncio.to_thread(theirs.release)
