@@ -230,8 +230,8 @@ async def test_a_directory_that_may_not_be_written_to_is_refused(
 async def test_a_network_file_system_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sqlite_file, "file_system", lambda mounts, path: "nfs4")
     assert await refused(tmp_path / "locks.db") == (
-        "SQLite: path is on a network file system (nfs4): use a file on a local disk, or Redis or PostgreSQL "
-        "where several hosts share leases"
+        "SQLite: path is on a network file system (nfs4): use a file on a local disk; "
+        "hosts that share leases need a store that all of them reach by network"
     )
     assert os.listdir(tmp_path) == []
 
@@ -245,8 +245,8 @@ async def test_a_file_system_that_may_be_shared_gives_one_warning(
         await store.acquire("lock:a", "a", 5)
         await store.read("lock:a")
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        f"{tmp_path}/locks.db is on a file system ({kind}) that several hosts may share: use a file on a local disk, "
-        "or Redis or PostgreSQL where several hosts share leases"
+        f"{tmp_path}/locks.db is on a file system ({kind}) that several hosts may share: use a file on a local disk; "
+        "hosts that share leases need a store that all of them reach by network"
     ]
 
 

@@ -175,7 +175,7 @@ class SQLiteStore(LeaseStore):
         if self._opened is not None and self._opened.table.sweep_some(connection):
             self._sweep_at = self.clock.now() + SWEEP_PAUSE
 
-    async def _close(self, last: Unit[[], object] | None = None) -> None:
+    async def _close(self, last: Unit | None = None) -> None:
         """Close both connections and end their threads, however often the caller is cancelled meanwhile."""
         opened, self._opened = self._opened, None
         if opened is None:

@@ -29,7 +29,7 @@ PASSED_THROUGH = ("9p", "virtiofs", "fuse.", "fuse")
 FileId = tuple[int, int]
 """Device and number of a file: what is at a path, whatever it was called before."""
 
-LOCAL_DISK = "use a file on a local disk, or Redis or PostgreSQL where several hosts share leases"
+LOCAL_DISK = "use a file on a local disk; hosts that share leases need a store that all of them reach by network"
 
 
 def check_path(path: object) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 from grelmicro.backends.sqlite_file import FileId, create, file_id
 from grelmicro.errors import BackendUnavailableError, OutOfContextError
@@ -31,10 +31,11 @@ SHORTEST_PAUSE, LONGEST_PAUSE = 0.0003, 0.02
 FORK_PATIENCE = 10.0
 """Seconds for which a fork waits for the operation that is under way; it ends sooner by itself."""
 
-P = ParamSpec("P")
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
-Unit = Callable[Concatenate[sqlite3.Connection, P], T]
+Unit = Callable[[sqlite3.Connection], object]
+"""Work on a connection."""
 
 _LOCKED = frozenset((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL))
 _BROKEN = frozenset((sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN))
@@ -82,22 +83,21 @@ class Lane:
         weakref.finalize(self, _close_all, self._connections)
         _lanes.add(self)
 
-    async def read(self, unit: Unit[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def read(self, unit: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         """Run a unit that only reads."""
-        return await self._in_thread(partial(self._run, time.monotonic() + BUSY_TIMEOUT, unit, *args, **kwargs))
+        return await self._in_thread(partial(self._run, time.monotonic() + BUSY_TIMEOUT, unit, *args))
 
-    async def write(self, unit: Unit[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def write(self, unit: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
         """Run a unit as one transaction."""
-        until = time.monotonic() + BUSY_TIMEOUT
-        return await self._in_thread(partial(self._run, until, transact, unit, *args, **kwargs))
+        return await self._in_thread(partial(self._run, time.monotonic() + BUSY_TIMEOUT, transact, unit, *args))
 
-    def later(self, unit: Unit[[], object]) -> None:
+    def later(self, unit: Unit) -> None:
         """Run a unit when the thread is free; nobody learns how it ended."""
         if self._thread is not None:
             with suppress(RuntimeError):  # the interpreter is about to end
                 self._thread.submit(self._try, unit, 0.0)
 
-    def close(self, last: Unit[[], object] | None = None) -> "Future[None]":
+    def close(self, last: Unit | None = None) -> "Future[None]":
         """Run `last`, as far as it works out, close the connection and end the thread. The future says when."""
         self._ending, self._thread = self._thread, None
         if self._ending is None:
@@ -116,15 +116,19 @@ class Lane:
     def _in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         if self._thread is None:
             raise OutOfContextError("the SQLite store was closed while it was in use: keep it open until its users end")
-        return asyncio.get_running_loop().run_in_executor(self._thread, work)
+        # Not run_in_executor, which chains two futures and so takes half as long again.
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._thread.submit(_carry_out, work, loop, future)
+        return future
 
-    def _run(self, until: float, unit: Callable[..., T], *args: object, **kwargs: object) -> T:
+    def _run(self, until: float, unit: Callable[..., T], *args: object) -> T:
         """Carry out a unit, again and again until then while the file is locked."""
         pause = SHORTEST_PAUSE
         while True:
             try:
                 with self._mutex:
-                    return unit(self._current(), *args, **kwargs)
+                    return unit(self._current(), *args)
             except sqlite3.Error as error:
                 if not self._worth_another_try(error) or time.monotonic() + pause > until:
                     raise BackendUnavailableError(f"the SQLite file {self._path}: {reason(error)}") from error
@@ -167,13 +171,13 @@ class Lane:
         with self._mutex:
             _close_all(self._connections)
 
-    def _try(self, unit: Unit[[], object], patience: float) -> None:
+    def _try(self, unit: Unit, patience: float) -> None:
         try:
             self._run(time.monotonic() + patience, unit)
         except Exception as error:
             logger.debug("tidying failed: %s", error)
 
-    def _finish(self, last: Unit[[], object] | None) -> None:
+    def _finish(self, last: Unit | None) -> None:
         if last is not None and self._connections and file_id(self._path) == self._file:
             self._try(last, LAST_PATIENCE)
         self._drop()
@@ -223,12 +227,31 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
-def transact(connection: sqlite3.Connection, unit: Callable[..., T], *args: object, **kwargs: object) -> T:
+def _carry_out(work: Callable[[], T], loop: asyncio.AbstractEventLoop, future: asyncio.Future[T]) -> None:
+    """Do the work on this thread, and let the future on its event loop have the outcome."""
+    if future.cancelled():  # before it began
+        return
+    try:
+        answer = work()
+    except BaseException as error:
+        outcome: Callable[[], object] = partial(_settle, future.set_exception, future, error)
+    else:
+        outcome = partial(_settle, future.set_result, future, answer)
+    with suppress(RuntimeError):  # the loop is gone, and with it whoever asked
+        loop.call_soon_threadsafe(outcome)
+
+
+def _settle(setter: Callable[[T], object], future: asyncio.Future[Any], outcome: T) -> None:
+    if not future.done():
+        setter(outcome)
+
+
+def transact(connection: sqlite3.Connection, unit: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
     """Run a unit as one transaction; an error undoes it."""
     # Immediate: a transaction that reads first and writes later fails at once if another one wrote in between.
     connection.execute("BEGIN IMMEDIATE")
     try:
-        answer = unit(connection, *args, **kwargs)
+        answer = unit(connection, *args)
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:

@@ -34,7 +34,7 @@ class _Watched:
         self.looked = False
         self.row: Row | None = None
         self.hinted: tuple[object, ...] | None = None  # the free state that was told last
-        self.unmarked = (0, 0)  # a fence, and in how many looks nobody was marked as waiting for it
+        self.unmarked: int | None = None  # the fence for which it was told that nobody is marked as waiting
 
 
 class Prober:
@@ -112,9 +112,10 @@ class Prober:
         found, rows = await self._lane.read(self._changes, version, tuple(self._watched))
         now = self._table.now()
         for name, watched in self._watched.items():
+            before = watched.looked
             if rows is not None and name in rows:
                 watched.looked, watched.row = True, rows[name]
-            if watched.looked and self._is_news(watched, now):
+            if watched.looked and self._is_news(watched, now, first=not before):
                 watched.signal.send()
         return found
 
@@ -128,7 +129,7 @@ class Prober:
             return found, None
         return found, {name: self._table.row(connection, name) for name in names}
 
-    def _is_news(self, watched: _Watched, now: float) -> bool:
+    def _is_news(self, watched: _Watched, now: float, *, first: bool) -> bool:
         """Whether those who wait should ask now.
 
         They should when the lease is free, once for each time that it becomes free. While it is held, by whomever,
@@ -141,9 +142,9 @@ class Prober:
             news, watched.hinted = free != watched.hinted, free
             return news
         if self._table.is_marked(row, now):
-            watched.unmarked = (0, 0)
+            watched.unmarked = None
             return False
-        fence, looks = watched.unmarked
-        watched.unmarked = (row.fence, looks + 1 if fence == row.fence else 1)
-        # Not at the first look: whoever has just begun to wait is about to ask anyway.
-        return watched.unmarked[1] == 2
+        if first:  # whoever has just begun to wait is about to ask anyway
+            return False
+        news, watched.unmarked = row.fence != watched.unmarked, row.fence
+        return news

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from random import random
 from typing import Protocol, TypeVar
 
@@ -12,7 +13,7 @@ from grelmicro.clock import DRIFT, SYSTEM_CLOCK, Clock, Signal, sleep, time_limi
 from grelmicro.coordination.identity import mint
 from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.protocols import LeaderElectionBackend
-from grelmicro.coordination.records import LeaderRecord
+from grelmicro.coordination.records import LEASE_DURATION, LeaderRecord
 from grelmicro.coordination.wait import SAFETY_POLL
 from grelmicro.events import emit
 from grelmicro.leases import Lease, Waiter
@@ -197,7 +198,7 @@ class Campaign:
         sent_at = self._clock.now()
         async with time_limit(self._clock, timing.backend_timeout):
             lease = await self._backend.acquire(
-                self._key, self._holder, timing.lease_duration, data=self._candidate.metadata, waiting=True
+                self._key, self._holder, timing.lease_duration, data=self._data(timing), waiting=True
             )
         self._outage.over(self._clock.now())
         self._standing.record = LeaderRecord.of(lease)
@@ -240,6 +241,9 @@ class Campaign:
                 await self._renew(term)
         await self._end_term()
 
+    def _data(self, timing: Timing) -> Mapping[str, str]:
+        return {**self._candidate.metadata, LEASE_DURATION: repr(timing.lease_duration)}
+
     async def _pause(self, term: Term, seconds: float) -> None:
         """Sleep while `term` goes on."""
         until = self._clock.now() + seconds
@@ -252,7 +256,7 @@ class Campaign:
         term.ask(sent_at, timing)
         try:
             async with time_limit(self._clock, min(timing.backend_timeout, self._standing.leading_for(term))):
-                lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._candidate.metadata)
+                lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._data(timing))
         except Exception as error:
             self._outage.note(error, self._clock.now(), timing.error_interval)
             return
@@ -281,6 +285,7 @@ class Campaign:
         try:
             async with time_limit(self._clock, self._candidate.config.backend_timeout):
                 if await self._backend.release(term.lease):
+                    self._standing.record = replace(LeaderRecord.of(term.lease), holder="")
                     emit("handed_over", self._key)
         except Exception as error:
             logger.warning(

@@ -147,7 +147,7 @@ class Coordination(Resource):
         for backend in self._backends():
             if SCOPES.index(backend.scope) < SCOPES.index(requires):
                 raise SettingsValidationError(
-                    f"Coordination requires={requires!r}, but {type(backend).__name__} coordinates within one "
+                    f"Coordination requires={requires!r}, but {_title(backend)} coordinates within one "
                     f"{backend.scope} only: use a store that every worker can reach"
                 )
 
@@ -156,14 +156,14 @@ class Coordination(Resource):
         app = bound.get()
         several = _several_workers()
         if (app is not None and app.environment == "production") or several:
-            for backend in self._backends():
-                if backend.scope == "process":
-                    logger.warning(
-                        "%s coordinates within this process only, but %s: workers will not exclude each other; "
-                        "use Coordination.from_url('sqlite:///locks.db') on one host, or a server",
-                        type(backend).__name__,
-                        "several worker processes run" if several else "this is production",
-                    )
+            alone = {_title(backend) for backend in self._backends() if backend.scope == "process"}
+            for title in sorted(alone):
+                logger.warning(
+                    "%s coordinates within this process only, but %s: workers will not exclude each other; "
+                    "use Coordination.from_url('sqlite:///locks.db') on one host",
+                    title,
+                    "several worker processes run" if several else "this is production",
+                )
 
 
 def _instance(given: object) -> object:
@@ -197,6 +197,11 @@ def _filled(backend: B | None, slot: str) -> B:
             "or a provider that serves everything with Coordination(provider)"
         )
     return backend
+
+
+def _title(backend: Backend) -> str:
+    """What a backend's user knows it by."""
+    return type(getattr(backend, "store", backend)).__name__
 
 
 def _schemes() -> list[str]:

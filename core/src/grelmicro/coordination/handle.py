@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import weakref
+from collections.abc import Awaitable, Callable
+from types import TracebackType
 
 from grelmicro import lifecycle
 from grelmicro.clock import DRIFT, Signal
 from grelmicro.coordination.identity import Owner
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
-from grelmicro.errors import LockLostError, LockNotOwnedError
+from grelmicro.errors import GrelmicroError, LockLostError, LockNotOwnedError
 from grelmicro.events import emit, listeners
 from grelmicro.leases import Lease
 
@@ -258,6 +260,39 @@ class LockHandle:
         """It is no longer held; those who would be told are gone with their event loop or process."""
         self._reason = self._reason or "its event loop or process is gone"
         self._signal = self.interruption = None
+
+    async def leave(self, error: BaseException | None, end: Callable[["LockHandle"], Awaitable[None]]) -> None:
+        """End a block under this lease with `end`. What its body raised, `error`, stays the one that is raised."""
+        if self.stop_interrupting(error):
+            raise self.lost_error("kept until its block ended", LockLostError) from error
+        try:
+            await end(self)
+        except GrelmicroError as failure:
+            if error is None:
+                raise
+            error.add_note(str(failure))
+
+    async def end(self) -> None:
+        """Give it back at the end of a block, unless the block did.
+
+        Raises:
+            LockLostError: it was lost meanwhile.
+        """
+        if self.lost:
+            self.lose("its lease ran out")
+            raise self.lost_error("kept until its block ended", LockLostError)
+        if not self._released:
+            await self.release()
+
+    async def __aenter__(self) -> "LockHandle":
+        """Hold it for a block: `async with await lock.acquire(timeout=2) as held`."""
+        self.interrupt_current_task()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.leave(error, LockHandle.end)
 
     def give_back(self) -> None:
         """Release it in the background: whoever asked for it is gone."""

@@ -205,7 +205,9 @@ class ThreadLock:
         backend, owner = self._backend(), this_thread()
         self._lock._refuse_reentry(owner)
         token = f"{self._lock.worker}:thread:{mint()}"
-        return call(backend.get_loop(), self._lock._ask_once(backend, owner, token), LockHandle.give_back).from_thread
+        loop = backend.get_loop()
+        work = self._lock._ask_once(backend, owner, token)
+        return call(loop, work, undo=LockHandle.give_back).from_thread
 
     def extend(self) -> ThreadLockHandle:
         """See `Lock.extend`."""

@@ -14,8 +14,6 @@ from grelmicro.coordination.resolve import BackendSource
 from grelmicro.coordination.threads import call
 from grelmicro.errors import (
     BackendUnavailableError,
-    GrelmicroError,
-    LockLostError,
     LockNotOwnedError,
     LockReentrantError,
     OutOfContextError,
@@ -186,17 +184,10 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
     async def _leave(self, owner: Owner, error: BaseException | None) -> None:
         """Leave a block whose body ended with `error`, which stays the one that is raised."""
         handle = self._held.pop(owner, None)
-        if handle is not None and handle.stop_interrupting(error):
-            raise handle.lost_error("kept until its block ended", LockLostError) from error
-        try:
-            if handle is None:
-                self._holding(owner, "released at the end of its block")
-            else:
-                await self._end(handle)
-        except GrelmicroError as failure:
-            if error is None:
-                raise
-            error.add_note(str(failure))
+        if handle is not None:
+            await handle.leave(error, self._end)
+        elif error is None:
+            self._holding(owner, "released at the end of its block")
 
     def _leave_thread(self, error: BaseException | None) -> None:
         """`_leave` for this thread."""
@@ -215,10 +206,7 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
 
     async def _end(self, handle: LockHandle) -> None:
         """End the lease of a block."""
-        if handle.lost:
-            raise handle.lost_error("kept until its block ended", LockLostError)
-        if not handle.released:
-            await handle.release()
+        await handle.end()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r}>"

@@ -3,8 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 from grelmicro.leases.lease import NO_DATA, Lease
+
+LEASE_DURATION = "grelmicro/lease_duration"
+"""The key under which a leader stores, beside its metadata, for how long it asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,14 @@ class LeaderRecord:
     @classmethod
     def of(cls, lease: Lease) -> "LeaderRecord":
         """The record that `lease` holds."""
+        metadata = dict(lease.data)
+        duration = metadata.pop(LEASE_DURATION, "0")
         return cls(
             holder=lease.holder,
             fence=lease.fence,
-            lease_duration=max(lease.expires_at - lease.now, 0.0) if lease.holder else 0.0,
+            lease_duration=float(duration),
             acquired_at=datetime.fromtimestamp(lease.acquired_at, UTC),
             renewed_at=datetime.fromtimestamp(lease.renewed_at, UTC),
             transitions=lease.transitions,
-            metadata=lease.data,
+            metadata=MappingProxyType(metadata),
         )

@@ -130,7 +130,8 @@ class Renewer:
             if now >= held.deadline:
                 self.discard(held)
                 limited = held.ttl(now) <= held.duration * DRIFT
-                held.lose("it was held for max_hold" if limited else "it was not renewed in time")
+                late = f"it was not renewed in time: that is {now - held.renew_at:.1f} s overdue"
+                held.lose("it was held for max_hold" if limited else late)
                 continue
             if now >= held.renew_at:
                 due.append(held)
