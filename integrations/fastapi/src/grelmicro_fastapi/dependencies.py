@@ -27,11 +27,13 @@ def LockDep(
 ) -> Any:
     """A lock that is held while a request is served: `Annotated[LockHandle, LockDep("cart:{cart_id}")]`.
 
-    It is taken before the handler runs, and before every dependency that is declared after it. A lock must outlive
-    the transaction that it guards, so declare it before a database session. When it is lost meanwhile, an async
-    handler is cancelled and `LockLostError` raised; a plain one runs in a thread and ends first.
+    It is taken before the handler runs. When it is lost meanwhile, an async handler is cancelled and `LockLostError`
+    raised; a plain one runs in a thread and ends first.
 
-    Two of the same name hold one lock within a request. Different fields that meet in one name hold one, too.
+    A lock must outlive the transaction that it guards: declare it before the database session, and give both the same
+    scope. FastAPI's own default for a dependency that yields is `request`, so say `Depends(session, scope="function")`.
+
+    However many of them give one name, a request holds one lock of that name, for the longest of their scopes.
 
     Args:
         name: the lock's name; `{field}` stands for a path, query, header or cookie parameter, as the handler receives
