@@ -1,0 +1,98 @@
+"""`NameTemplate`: names of locks from the values of a request."""
+
+from enum import Enum, IntEnum
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grelmicro.errors import SettingsValidationError
+from grelmicro_starlette.names import LONGEST, NameTemplate
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    HIGH = 3
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "name"),
+    [
+        ("reindex", {}, "reindex"),
+        ("cart:{cart_id}", {"cart_id": 42}, "cart:42"),
+        ("cart:{cart_id}", {"cart_id": "a b/c"}, "cart:a%20b%2Fc"),
+        ("cart:{cart_id}", {"cart_id": "Zoë"}, "cart:Zo%C3%AB"),
+        ("cart:{cart_id}", {"cart_id": ""}, "cart:"),
+        ("cart:{id}", {"id": UUID(int=1)}, "cart:00000000-0000-0000-0000-000000000001"),
+        ("{a}:{b}", {"a": 1, "b": 2}, "1:2"),
+        ("{a}:{a}", {"a": 1}, "1:1"),
+        ("paint:{color}", {"color": Color.RED}, "paint:red"),
+        ("alarm:{level}", {"level": Level.HIGH}, "alarm:3"),
+        ("find:{q}", {"q": None}, "find:=none"),
+        ("find:{q}", {"q": "=none"}, "find:%3Dnone"),
+        ("{{set}}:{a}", {"a": 1}, "{set}:1"),
+    ],
+)
+def test_name(text: str, values: dict[str, object], name: str) -> None:
+    assert NameTemplate(text).name(values) == name
+
+
+def test_fields_are_told_once() -> None:
+    assert NameTemplate("{b}:{a}:{b}").fields == ("b", "a")
+
+
+texts = st.text(max_size=300) | st.none()
+
+
+@given(first=st.tuples(texts, texts), second=st.tuples(texts, texts))
+def test_different_values_have_different_names(
+    first: tuple[str | None, str | None], second: tuple[str | None, str | None]
+) -> None:
+    template = NameTemplate("move:{x}:{y}")
+    names = [template.name({"x": x, "y": y}) for x, y in (first, second)]
+    assert (names[0] == names[1]) == (first == second)
+    assert all(name.isascii() and name.isprintable() and 0 < len(name) <= LONGEST for name in names)
+
+
+def test_a_separator_in_a_value_is_no_separator() -> None:
+    template = NameTemplate("move:{x}:{y}")
+    assert template.name({"x": "1:2", "y": "3"}) != template.name({"x": "1", "y": "2:3"})
+
+
+def test_long_values_are_told_by_a_digest() -> None:
+    template = NameTemplate("page:{url}")
+    names = {template.name({"url": "x" * length}) for length in (250, 251, 300, 301)}
+    assert len(names) == 4
+    assert all(name.startswith("page:") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("{a}", "needs text beside its fields"),
+        ("", "needs text beside its fields"),
+        ("cart:{", "each { has its }"),
+        ("cart:}", "each { has its }"),
+        (None, "each { has its }"),
+        ("cart:{}", "no plain name"),
+        ("cart:{0}", "no plain name"),
+        ("cart:{a.b}", "no plain name"),
+        ("cart:{a!r}", "no plain name"),
+        ("cart:{a:>3}", "no plain name"),
+        ("cart:{a}{b}", "needs a separator"),
+        ("cart:{a}x{b}", "needs a separator"),
+        ("cart:{a}-{b}", "needs a separator"),
+    ],
+)
+def test_bad_template_is_refused(text: str, rule: str) -> None:
+    with pytest.raises(SettingsValidationError, match=rule):
+        NameTemplate(text)
+
+
+def test_missing_value_is_no_name() -> None:
+    with pytest.raises(KeyError):
+        NameTemplate("cart:{cart_id}").name({"other": 1})
