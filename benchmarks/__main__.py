@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from benchmarks import locking, startup, waiting
 from benchmarks.crew import Peer
 from benchmarks.plan import FULL, QUICK, STORES, Scale
-from benchmarks.report import as_json, print_table
+from benchmarks.report import Machine, as_json, print_table
 from benchmarks.rows import Row
 
 
@@ -54,13 +54,14 @@ def main() -> None:
     stores = given.stores or list(STORES)
     interpreter = os.environ.get("PEER")
     peer = Peer.find(interpreter) if interpreter else None
+    machine = Machine.look()
     with TemporaryDirectory(prefix="grelmicro-bench-") as folder:
         rows = list(measure(stores, QUICK if given.quick else FULL, peer, Path(folder)))
     rows.sort(key=lambda row: ("", *STORES).index(row.store))
     if given.json:
-        print(as_json(rows, peer, quick=given.quick))
+        print(as_json(rows, peer, machine, quick=given.quick))
     else:
-        print_table(rows, peer)
+        print_table(rows, peer, machine)
 
 
 if __name__ == "__main__":

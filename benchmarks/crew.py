@@ -27,7 +27,9 @@ class Peer:
         """Ask an interpreter for it; ends the program when it has none."""
         code = "import importlib.metadata as m, platform; print(m.version('grelmicro'), platform.python_version())"
         try:
-            done = subprocess.run([interpreter, "-c", code], capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [interpreter, "-c", code], env=clean_environment(), capture_output=True, text=True, check=True
+            )
         except (OSError, subprocess.CalledProcessError):
             sys.exit(f"PEER: {interpreter} has no package grelmicro: name an interpreter that has, or unset PEER")
         version, python = done.stdout.split()
@@ -152,5 +154,6 @@ def in_turn(names: list[str], number: int) -> list[str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without settings of locks, and without what enters a process to measure coverage."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("GREL_", "SQLITE_", "COVERAGE_"))}
+    """The environment without settings of locks, and without what brings other code into a process."""
+    foreign = ("GREL_", "SQLITE_", "COVERAGE_", "PYTHONPATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}

@@ -114,7 +114,7 @@ class Measurements:
         after = self._spent()
         for task in waiting:
             task.cancel()
-        await asyncio.wait(waiting)
+        await asyncio.gather(*waiting, return_exceptions=True)
         await holder.release()
         return {what: after[what] - before[what] for what in after}
 

@@ -4,6 +4,8 @@ import json
 import os
 import platform
 import sqlite3
+from dataclasses import asdict, dataclass
+from typing import Self
 
 from rich import box
 from rich.console import Console
@@ -16,10 +18,27 @@ PLAIN_WIDTH = 160
 """Columns of a table that goes into a file or a pipe, whose own width is unknown."""
 
 
-def as_json(rows: list[Row], peer: Peer | None, *, quick: bool) -> str:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where it was measured."""
+
+    python: str
+    sqlite: str
+    cores: int
+    load: float
+    """How many programs wanted a core before anything was measured: figures of a busy machine are too high."""
+
+    @classmethod
+    def look(cls) -> Self:
+        """This machine as it is now."""
+        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        return cls(platform.python_version(), sqlite3.sqlite_version, os.cpu_count() or 1, load)
+
+
+def as_json(rows: list[Row], peer: Peer | None, machine: Machine, *, quick: bool) -> str:
     """One document with everything."""
     document = {
-        "machine": _machine(),
+        "machine": asdict(machine),
         "peer": None if peer is None else {"version": peer.version, "python": peer.python},
         "quick": quick,
         "rows": [_described(row) for row in rows],
@@ -27,15 +46,14 @@ def as_json(rows: list[Row], peer: Peer | None, *, quick: bool) -> str:
     return json.dumps(document, indent=2)
 
 
-def print_table(rows: list[Row], peer: Peer | None) -> None:
+def print_table(rows: list[Row], peer: Peer | None, machine: Machine) -> None:
     """A table, in colour on a terminal and plain elsewhere."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=PLAIN_WIDTH, color_system=None)
-    machine = _machine()
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
-        title=f"Python {machine['python']}, SQLite {machine['sqlite']}, {machine['cores']} cores",
+        title=f"Python {machine.python}, SQLite {machine.sqlite}, {machine.cores} cores, load {machine.load:.1f}",
         title_justify="left",
         caption=_about_peer(peer),
         caption_justify="left",
@@ -58,10 +76,6 @@ def _about_peer(peer: Peer | None) -> str:
     if peer is None:
         return "No peer: PEER names no interpreter that has the PyPI package grelmicro."
     return f"The peer is grelmicro {peer.version} on Python {peer.python}."
-
-
-def _machine() -> dict[str, object]:
-    return {"python": platform.python_version(), "sqlite": sqlite3.sqlite_version, "cores": os.cpu_count()}
 
 
 def _described(row: Row) -> dict[str, object]:

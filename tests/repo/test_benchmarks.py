@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report import as_json, print_table
+from benchmarks.report import Machine, as_json, print_table
 from benchmarks.rows import Row, Target
 from tests.repo.source import ROOT
 
@@ -69,13 +69,13 @@ def test_a_peer_without_the_package_is_refused() -> None:
 
 def test_a_row_is_printed_with_what_it_is_compared_with(capsys: pytest.CaptureFixture[str]) -> None:
     row = Row(store="memory", what="pair", unit="us", ours=8.0, floor=2.0, ratio=4.0, target=Target(5))
-    print_table([row], None)
+    print_table([row], None, Machine.look())
     printed = capsys.readouterr().out
     assert "pair" in printed
     assert "4.00 x floor" in printed
     assert "<= 5 us" in printed
     assert "NO" in printed
-    assert json.loads(as_json([row], None, quick=True))["rows"][0]["reached"] is False
+    assert json.loads(as_json([row], None, Machine.look(), quick=True))["rows"][0]["reached"] is False
 
 
 @pytest.mark.parametrize(

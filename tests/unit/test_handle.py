@@ -371,5 +371,3 @@ async def test_a_block_must_end_in_the_task_that_entered_it(world: World) -> Non
         assert handle.valid
         await lock.__aexit__(None, None, None)
         assert handle.released
-
-

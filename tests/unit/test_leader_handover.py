@@ -10,8 +10,9 @@ from grelmicro.coordination import LeaderElection, LeaderRecord
 from grelmicro.coordination.adapters import LeaderElectionAdapter
 from grelmicro.errors import SettingsValidationError, TaskError
 from grelmicro.testing import MovableClock
-from tests.helpers.elections import Fleet, Worker, pause
+from tests.helpers.elections import Fleet, Worker
 from tests.helpers.stores import late, refused, request_lost
+from tests.helpers.timeline import pause
 from tests.helpers.worlds import World, eventually
 
 
@@ -118,9 +119,7 @@ async def test_work_that_ends_soon_after_a_takeover_is_no_error(
 async def test_stopped_workers_hand_over_without_overlap(world: World, clock: MovableClock) -> None:
     diary = Diary(clock, needed=1.0)
     async with Fleet(world, clock) as fleet:
-        works = []
-        for _ in range(4):
-            works.append(diary.work_of(fleet.worker()))
+        works = [diary.work_of(fleet.worker()) for _ in range(4)]
         await fleet.settle()
         fences, transitions = [], []
         for _ in range(4):
@@ -217,7 +216,7 @@ async def test_it_takes_part_once_at_a_time_and_again_after_it_stopped(world: Wo
     async with Fleet(world, clock) as fleet:
         leader = await fleet.leading()
         assert leader.election.is_running()
-        with pytest.raises(TaskError, match=r"^election 'job' runs already: start it once, or build a second instance$"):
+        with pytest.raises(TaskError, match="^election 'job' runs already: start it once, or build a second"):
             await leader.election()
         assert leader.election.is_leader()
         await leader.stop()

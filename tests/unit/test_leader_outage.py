@@ -13,8 +13,9 @@ from grelmicro.coordination.outage import Outage
 from grelmicro.errors import BackendUnavailableError
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.testing import MovableClock
-from tests.helpers.elections import CountedStore, Fleet, pause
+from tests.helpers.elections import Fleet
 from tests.helpers.stores import Apply, Fault, refused, request_lost, silence
+from tests.helpers.timeline import CountedStore, pause
 from tests.helpers.worlds import World, eventually
 
 
@@ -94,7 +95,7 @@ async def test_a_store_that_cannot_be_opened_is_tried_again(world: World, clock:
     store = Shut(world.store())
     election = LeaderElection("job", backend=LeaderElectionAdapter(store))
     service = asyncio.create_task(election())
-    await pause_in_steps(clock, 60.0)
+    await pause_in_steps(clock, 20.0)
     store.shut = False
     await pause_in_steps(clock, 2.5)
     await eventually(election.is_leader, "it leads")
@@ -135,7 +136,9 @@ async def test_a_backend_that_is_missing_ends_neither_the_election_nor_the_app(
         assert election.is_running()
         assert not election.is_leader()
         assert len(told(caplog)) == 1
-        assert "this Coordination has no election backend: give it one with Coordination(election=...)" in told(caplog)[0]
+        assert (
+            "this Coordination has no election backend: give it one with Coordination(election=...)" in told(caplog)[0]
+        )
         service.cancel()
         await asyncio.wait({service})
 
@@ -214,3 +217,16 @@ async def test_a_late_answer_is_awaited_without_a_lease_left_over(world: World, 
         assert not fleet.leaders
         await fleet.let_pass(1.0)
         await eventually(lambda: fleet.leaders, "one leads")
+
+
+async def test_the_undo_of_a_lost_request_does_not_end_the_term_that_came_after_it(
+    world: World, clock: MovableClock
+) -> None:
+    async with Fleet(world, clock) as fleet:
+        worker = fleet.worker(start=False, ordered=False)
+        worker.store.suffer("acquire", request_lost)
+        worker.start()
+        await fleet.let_pass(3.0)
+        fence = worker.election.guard().fence
+        await fleet.let_pass(30.0)
+        assert worker.election.guard().fence == fence

@@ -7,8 +7,9 @@ import pytest
 
 from grelmicro.coordination import LeaderElectionConfig
 from grelmicro.testing import MovableClock
-from tests.helpers.elections import Fleet, Worker, stalled_until, takes
+from tests.helpers.elections import Fleet, Worker
 from tests.helpers.stores import Gate, reply_lost, request_lost, silence
+from tests.helpers.timeline import stalled_until, takes
 from tests.helpers.worlds import World, eventually
 
 

@@ -199,7 +199,9 @@ async def test_time_is_read_once_the_file_is_locked(store: SQLiteStore, clock: M
     assert await renew is None  # it had expired by the time at which it could be renewed
 
 
-async def test_a_lease_ends_with_the_host(path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lease_ends_with_the_host(
+    path: Path, clock: MovableClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(sqlite_table, "boot_id", lambda: "first")
     async with SQLiteStore(path, clock=clock) as store:
         before = await store.acquire("lock:a", "a", 1_000.0, data={"k": "v"})
@@ -222,6 +224,26 @@ async def test_a_lease_ends_with_the_host(path: Path, clock: MovableClock, monke
         assert vacated is not None
         assert vacated.holder == ""  # by closing
         assert (await store.acquire("lock:b", "b", 60.0)).fence == round(restarted.wall() * 1e6)
+    assert warnings(caplog) == []
+
+
+async def test_a_file_that_two_hosts_share_gives_one_warning(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = MovableClock(now=10_000.0)  # both have been running for hours
+    for host in ("first", "second", "first"):
+        monkeypatch.setattr(sqlite_table, "boot_id", lambda host=host: host)
+        async with SQLiteStore(path, clock=clock) as store:
+            for name in ("lock:a", "lock:b"):
+                await store.acquire(name, host, 60.0)
+    assert (
+        warnings(caplog)
+        == [
+            "'lock:a' was held under another start of the host since this host was started: if several hosts share the "
+            "SQLite file, they do not exclude each other; use Redis or PostgreSQL for that"
+        ]
+        * 2
+    )
 
 
 async def test_a_fence_never_falls_though_the_wall_clock_was_put_back(

@@ -1,18 +1,17 @@
 """Threads use a lock through the event loop that serves it; whatever interrupts them leaves no lease behind."""
 
 import asyncio
-import concurrent.futures
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from grelmicro.coordination import Lock, LockNotOwnedError, LockTimeoutError, TaskLock, WouldBlockError
 from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.coordination.threads import _Work
 from grelmicro.errors import OutOfContextError
-from tests.helpers.stores import Gate, late, reply_lost, silence
+from tests.helpers.stores import Gate, reply_lost, silence
 from tests.helpers.worlds import World, eventually
 
 LONG = 3600.0
@@ -170,19 +169,49 @@ def test_a_loop_that_ends_during_a_call_is_told(ends: str, world: World) -> None
     loop.close()
 
 
-class Interrupted:
-    """In place of `concurrent.futures.wait` in one call: raises `KeyboardInterrupt` once `moment` has come."""
+MOMENTS = ["before the loop was told", "when the loop was told", "before it began", "in flight", "when it ended"]
 
-    def __init__(self, moment: Callable[[Future[Any]], object]) -> None:
+
+class Interruption:
+    """Raises `KeyboardInterrupt` once in a thread, at a given moment of its first call to the loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+        self.now = threading.Event()
+        """In flight: when it comes."""
         self._moment = moment
-        self._thread: threading.Thread | None = None
+        self._done = False
+        self._wait = _Work.wait_for_its_end
+        self._tell = loop_of_the_test().call_soon_threadsafe
+        monkeypatch.setattr(_Work, "wait_for_its_end", lambda work: self._waiting(work))
+        monkeypatch.setattr(loop_of_the_test(), "call_soon_threadsafe", self._telling)
 
-    def __call__(self, futures: Sequence[Future[Any]], timeout: float) -> object:
-        if self._thread is None:
-            self._thread = threading.current_thread()
-            self._moment(futures[0])
+    def _telling(self, *call: Any, **options: Any) -> object:
+        about = getattr(call[0], "__func__", None)
+        if about is _Work.start and self._moment == "before the loop was told":
+            self._interrupt()
+        told = self._tell(*call, **options)
+        if about is _Work.start and self._moment == "when the loop was told":
+            self._interrupt()
+        return told
+
+    def _waiting(self, work: "_Work[Any]") -> None:
+        if self._moment == "before it began":
+            self._interrupt()
+        elif self._moment == "in flight" and not self._done:
+            assert self.now.wait(10)
+            self._interrupt()
+        self._wait(work)
+        if self._moment == "when it ended":
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        if not self._done:
+            self._done = True
             raise KeyboardInterrupt
-        return concurrent.futures.wait(futures, timeout)
+
+
+def loop_of_the_test() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
 
 
 def acquire(lock: Lock, tasklock: TaskLock) -> None:
@@ -201,7 +230,7 @@ def enter_task(lock: Lock, tasklock: TaskLock) -> None:
     tasklock.from_thread.__enter__()
 
 
-@pytest.mark.parametrize("moment", ["before it began", "in flight", "when granted"])
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("act", [acquire, acquire_nowait, enter, enter_task])
 async def test_an_interrupted_thread_leaves_no_lease(
     world: World, monkeypatch: pytest.MonkeyPatch, act: Callable[[Lock, TaskLock], None], moment: str
@@ -209,19 +238,11 @@ async def test_an_interrupted_thread_leaves_no_lease(
     store = world.troubled()
     async with LockAdapter(store) as client, world.client() as other:
         gate = Gate(after=True)
-        arrived = threading.Event()
         if moment == "in flight":
             store.suffer("acquire", gate)
-
-        def come(future: Future[Any]) -> None:
-            if moment == "in flight":
-                assert arrived.wait(10)
-            elif moment == "when granted":
-                concurrent.futures.wait([future], 10)
-
+        interruption = Interruption(monkeypatch, moment)
         lock = Lock("cart", backend=client, lease_duration=LONG)
         tasklock = TaskLock("cart", backend=client, lease_duration=LONG)
-        monkeypatch.setattr("grelmicro.coordination.threads.wait", Interrupted(come))
 
         def work() -> None:
             with pytest.raises(KeyboardInterrupt):
@@ -232,7 +253,7 @@ async def test_an_interrupted_thread_leaves_no_lease(
         working = asyncio.create_task(asyncio.to_thread(work))
         if moment == "in flight":
             await gate.arrived.wait()
-            arrived.set()
+            interruption.now.set()
         await working
         await eventually(lambda: not client._background, "the undo has ended")
         assert not lock._held
@@ -242,15 +263,51 @@ async def test_an_interrupted_thread_leaves_no_lease(
             pass
 
 
-async def test_an_interrupted_release_is_still_a_release(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = world.troubled()
-    async with LockAdapter(store) as client, world.client() as other:
-        store.suffer("release", late(request=0.02))
+@pytest.mark.parametrize("moment", MOMENTS[:-1])
+async def test_an_interrupted_thread_waits_for_nobody(
+    world: World, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    async with world.client() as client:
         lock = Lock("cart", backend=client, lease_duration=LONG)
+        handle = await lock.acquire()
+        interruption = Interruption(monkeypatch, moment)
 
         def work() -> None:
-            with pytest.raises(KeyboardInterrupt), lock.from_thread:
-                monkeypatch.setattr("grelmicro.coordination.threads.wait", Interrupted(lambda _: None))
+            with pytest.raises(KeyboardInterrupt):
+                lock.from_thread.acquire()
+
+        working = asyncio.create_task(asyncio.to_thread(work))
+        if moment == "in flight":
+            await eventually(lambda: client.queues.lines, "the thread waits")
+            interruption.now.set()
+        await asyncio.wait_for(working, 10)
+        assert not client.queues.lines
+        await handle.release()
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("by", ["release", "block"])
+async def test_an_interrupted_release_is_still_a_release(
+    world: World, monkeypatch: pytest.MonkeyPatch, by: str, moment: str
+) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        loop = asyncio.get_running_loop()
+        gate = Gate()
+        if moment == "in flight":
+            store.suffer("release", gate)
+
+        async def begin() -> Interruption:
+            return Interruption(monkeypatch, moment)
+
+        def work() -> None:
+            lock.from_thread.__enter__()
+            interruption = asyncio.run_coroutine_threadsafe(begin(), loop).result(10)
+            interruption.now.set()
+            loop.call_soon_threadsafe(loop.call_later, 0.02, gate.open.set)
+            with pytest.raises(KeyboardInterrupt):
+                lock.from_thread.release() if by == "release" else lock.from_thread.__exit__(None, None, None)
 
         await asyncio.to_thread(work)
         await eventually(lambda: not client._background, "the release has ended")

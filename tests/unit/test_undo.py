@@ -274,3 +274,22 @@ async def test_an_unknown_renewal_keeps_the_deadline_and_is_no_undo(world: World
             await Lock("cart", backend=other).acquire_nowait()
         await handle.extend()
         assert handle.expires_in == pytest.approx(before)
+
+
+async def test_a_cancelled_release_completes_and_can_be_repeated(world: World) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        for after in (False, True):
+            lock = Lock("cart", backend=client, lease_duration=LONG)
+            handle = await lock.acquire()
+            gate = Gate(after=after)
+            store.suffer("release", gate)
+            releasing = asyncio.create_task(handle.release())
+            await gate.arrived.wait()
+            releasing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await releasing
+            await handle.release()
+            assert handle.released
+            await (await Lock("cart", backend=other).acquire(timeout=2)).release()
+            await eventually(lambda: not client._background, "the repetition has ended")

@@ -23,10 +23,13 @@ def _number(value: object) -> object:
 
 
 def _worker(value: object) -> object:
-    text = str(value) if isinstance(value, UUID) else value
-    if isinstance(text, str) and not (0 < len(text) <= 128 and text.isprintable()):
+    if value is None or isinstance(value, UUID):
+        return value if value is None else str(value)
+    if not isinstance(value, str):
+        raise ValueError("should be a valid string")
+    if not (0 < len(value) <= 128 and value.isprintable()):
         raise ValueError("should have 1 to 128 characters without control characters")
-    return text
+    return value
 
 
 Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, le=LONGEST, allow_inf_nan=False)]
@@ -51,7 +54,7 @@ class Config(BaseModel):
 class WorkerConfig(Config):
     """Settings of something that holds leases under a worker's name."""
 
-    worker: Annotated[str, BeforeValidator(_worker)] | None = None
+    worker: Annotated[str | UUID | None, BeforeValidator(_worker)] = None
     """Readable name of this worker, the prefix of what is stored as holder; None: 16 random hex characters."""
 
 

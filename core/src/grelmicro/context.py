@@ -68,8 +68,12 @@ def active_app(user: str, *, any_loop: bool = False) -> App:
             f"{user}: the app of this context is closed, and another one is never used in its place: "
             "keep it open around this code"
         )
-    here = None if any_loop else _running_loop()
-    apps = [app for app in open_apps if app.is_open and (any_loop or app.get_loop() is here)]
+    loops = {app: app.get_loop() for app in open_apps if app.is_open}
+    if any_loop:
+        apps = [app for app, loop in loops.items() if not loop.is_closed()]
+    else:
+        here = _running_loop()
+        apps = [app for app, loop in loops.items() if loop is here]
     if len(apps) == 1:
         return apps[0]
     if not apps:

@@ -20,7 +20,7 @@ class Event:
     seconds: float | None = None
     """How long it took or lasted, where that means something."""
     detail: str = ""
-    """`error` for a refusal by a failing store, the outcome of a fired task, the reason of a loss."""
+    """The error's class for a refusal by a failing store, the outcome of a fired task, the reason of a loss."""
 
 
 Listener = Callable[[Event], object]

@@ -35,27 +35,32 @@ def handing_over(app: HandsOver, *, unhandled: Callable[[], object] | None = Non
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in SIGNALS}
     fatal: list[int] = []
+    ended = False
 
     def handle(number: int, frame: FrameType | None) -> None:
         previous = before[signal.Signals(number)]
-        loop.call_soon_threadsafe(app.hand_over)
+        # Whoever set a handler of its own meanwhile may have kept this one, and call it for ever.
+        if not ended:
+            loop.call_soon_threadsafe(app.hand_over)
         if callable(previous):
             previous(number, frame)
         elif previous is signal.SIG_DFL:
-            if unhandled is None or fatal:
+            if unhandled is None or fatal or ended:
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
-            fatal.append(number)
-            if unhandled is not None:
+            else:
+                fatal.append(number)
                 loop.call_soon_threadsafe(unhandled)
 
     for number in SIGNALS:
-        # None stands for a handler that was not set from Python: it could not be put back.
-        if before[number] is not None:
+        # None stands for a handler that was not set from Python: it could not be put back. What is ignored, as for a
+        # program in a shell's background, stops nothing.
+        if before[number] not in (None, signal.SIG_IGN):
             signal.signal(number, handle)
     try:
         yield
     finally:
+        ended = True
         for number in SIGNALS:
             if signal.getsignal(number) is handle:
                 signal.signal(number, before[number])

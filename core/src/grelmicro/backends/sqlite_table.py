@@ -1,6 +1,7 @@
 """The table of leases in a SQLite file: what each operation does to it."""
 
 import json
+import logging
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,8 @@ from grelmicro.leases.lease import NO_DATA, Lease
 from grelmicro.leases.retention import droppable
 from grelmicro.leases.rules import owns, renewed, taken, vacated
 
+logger = logging.getLogger("grelmicro.coordination")
+
 MARK = 12.0
 """Seconds for which the mark of a waiter counts. Whoever still waits asks again sooner, and renews it."""
 
@@ -23,6 +26,9 @@ MARK_AGAIN = 1.0
 
 BATCH = 500
 """Records that are read in one go."""
+
+BOOT_SLACK = 60.0
+"""Seconds by which the wall clock may have been wrong when the host was started."""
 
 SWEEP_LIMIT = 0.1
 """Seconds for which opening and closing look for old records."""
@@ -90,6 +96,7 @@ class Table:
         self._retention = retention
         self._swept = FLOOR  # the last name that was looked at in this round
         self._incarnation = boot_id()
+        self._warned = False
         self.me = token_hex(8)
         """This process, as others see it waiting."""
 
@@ -136,6 +143,8 @@ class Table:
         record = None if row is None else self._lease(row, now)
         lease = taken(record, name, holder, ttl, data, now, wall, self._first_fence(connection, row, wall))
         if lease is not None:
+            if row is not None and row.incarnation != self._incarnation:
+                self._look_for_other_hosts(row, now, wall)
             return self._write(connection, lease, row, granted=True)
         assert row is not None
         assert record is not None
@@ -277,6 +286,16 @@ class Table:
             return 0 if row.incarnation == self._incarnation else _micros(wall)
         floor = self.row(connection, FLOOR)
         return _micros(wall) if floor is None else max(_micros(wall), floor.fence + 1)
+
+    def _look_for_other_hosts(self, row: Row, now: float, wall: float) -> None:
+        """Warn when a record tells of another start of a host, and is newer than the start of this one."""
+        if row.renewed_at / 1e6 > wall - now + BOOT_SLACK and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%r was held under another start of the host since this host was started: if several hosts share the "
+                "SQLite file, they do not exclude each other; use Redis or PostgreSQL for that",
+                row.name,
+            )
 
     def _may_mark(self, row: Row, now: float) -> bool:
         if not self.is_marked(row, now):

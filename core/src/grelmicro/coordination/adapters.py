@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
+from grelmicro import lifecycle
 from grelmicro.clock import Clock, sleep
 from grelmicro.coordination.renewal import Renewer
 from grelmicro.coordination.wait import Queues
@@ -209,7 +211,8 @@ class LockAdapter(LeaseAdapter):
 
     def instant(self) -> InstantLeases | None:
         """See `LockBackend.instant`."""
-        self.check_open()
+        if self._loop is not get_running_loop() or self._generation is not lifecycle.generation:
+            self.check_open()  # which says why not
         return self._instant
 
     async def close(self) -> None:

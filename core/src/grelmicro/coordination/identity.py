@@ -1,12 +1,13 @@
 """Who holds a lease: names that nobody else can have, and the task or thread that a lease was taken for."""
 
-import asyncio
 import itertools
 import os
 import threading
 import weakref
+from asyncio import current_task
 from secrets import token_hex
 from typing import Protocol
+from uuid import UUID
 
 from grelmicro.errors import OutOfContextError
 
@@ -19,7 +20,7 @@ def mint() -> str:
 
     It is made of 64 random bits of the process and a count, so that making one costs no system call.
     """
-    return f"{_process}{next(_count):x}"
+    return f"{_process}{next(_count)}"
 
 
 def _start_anew() -> None:
@@ -31,9 +32,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_start_anew)
 
 
-def worker_name(worker: str | None) -> str:
+def worker_name(worker: str | UUID | None) -> str:
     """The readable prefix of an instance's holders: as given, else 16 random hex characters."""
-    return token_hex(8) if worker is None else worker
+    return token_hex(8) if worker is None else str(worker)
 
 
 class Owner(Protocol):
@@ -66,7 +67,7 @@ _local = threading.local()
 
 def this_task() -> Owner:
     """The running task."""
-    task = asyncio.current_task()
+    task = current_task()
     if task is None:
         raise OutOfContextError("a lease is taken for a task: await this in a coroutine that runs in a task")
     return task

@@ -179,7 +179,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
     def is_running(self) -> bool:
         """Whether it takes part in the election."""
         service = self._standing.service
-        return service is not None and not service.done() and not service.get_loop().is_closed()
+        return service is not None and not service.done()
 
     def is_leader(self) -> bool:
         """Whether this instance leads now; computed from the clock, so it is right even if nothing else ran."""

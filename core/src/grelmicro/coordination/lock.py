@@ -69,7 +69,8 @@ class Lock(LeasePrimitive[LockConfig]):
             "auto_renew": auto_renew,
             "max_hold": max_hold,
         }
-        config = build(LockConfig, "Lock", given, name=check_name("Lock", name), prefix=env_prefix)
+        check_name("Lock", name)
+        config = build(LockConfig, f"Lock {name!r}", given, name=name, prefix=env_prefix)
         super().__init__(name, config, backend)
 
     @classmethod
@@ -98,7 +99,8 @@ class Lock(LeasePrimitive[LockConfig]):
         instant = backend.instant()
         if instant is not None and self._key not in backend.queues.lines:
             # Such a store answers at once, so nobody can come in between: a line would be for nothing.
-            self._refuse_reentry(owner)
+            if self._held:
+                self._refuse_reentry(owner)
             handle = self._ask_now(backend, instant, owner, self._task_stem + mint())
             if handle is not None:
                 return handle
@@ -169,7 +171,7 @@ class Lock(LeasePrimitive[LockConfig]):
         try:
             handle = await wait.run(backend.queues, self._key, timeout)
         except CoordinationError as error:
-            emit("refused", self._key, backend.clock.now() - started_at, type(error).__name__)
+            self._tell_refusal(error, backend.clock.now() - started_at)
             raise
         emit("waited", self._key, backend.clock.now() - started_at)
         return handle

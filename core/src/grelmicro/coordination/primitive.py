@@ -14,6 +14,7 @@ from grelmicro.coordination.resolve import BackendSource
 from grelmicro.coordination.threads import call
 from grelmicro.errors import (
     BackendUnavailableError,
+    CoordinationError,
     LockNotOwnedError,
     LockReentrantError,
     OutOfContextError,
@@ -150,21 +151,32 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
     async def _ask_once(
         self, backend: LockBackend, owner: Owner, token: str, refusal: type[WouldBlockError] = WouldBlockError
     ) -> LockHandle:
-        lease, handle = await self._ask(backend, owner, token)
-        if handle is not None:
-            return handle
+        try:
+            lease, handle = await self._ask(backend, owner, token)
+            if handle is not None:
+                return handle
+            raise self._refusal(lease, token, refusal)
+        except CoordinationError as error:
+            self._tell_refusal(error)
+            raise
+
+    def _refusal(self, lease: Lease, token: str, refusal: type[WouldBlockError]) -> CoordinationError:
+        """Why the answer `lease` is no grant."""
         if lease.holder == token:
-            raise BackendUnavailableError(
+            return BackendUnavailableError(
                 f"{type(self).__name__} '{self._name}': the store's answer came when the lease had run out: "
                 "use a longer lease_duration, and check the store and this machine's load"
             )
-        emit("refused", self._key)
         busy = refusal(
             f"{type(self).__name__} '{self._name}' is held by another holder, for up to {lease.remaining:.1f} s more: "
             "try again later"
         )
         busy.retry_after = lease.remaining
-        raise busy
+        return busy
+
+    def _tell_refusal(self, error: CoordinationError, waited: float | None = None) -> None:
+        """Busy and failing are told apart: only a failing store has an error in the detail."""
+        emit("refused", self._key, waited, "" if isinstance(error, WouldBlockError) else type(error).__name__)
 
     def _sweep(self) -> None:
         """Forget what was left held by tasks and threads that ended; their leases end by themselves."""

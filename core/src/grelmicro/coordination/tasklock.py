@@ -73,7 +73,8 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
             "auto_renew": auto_renew,
             "max_hold": max_hold,
         }
-        config = build(TaskLockConfig, "TaskLock", given, name=check_name("TaskLock", name), prefix=env_prefix)
+        check_name("TaskLock", name)
+        config = build(TaskLockConfig, f"TaskLock {name!r}", given, name=name, prefix=env_prefix)
         super().__init__(name, config, backend)
 
     @classmethod

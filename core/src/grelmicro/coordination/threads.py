@@ -1,8 +1,8 @@
 """The bridge from threads to the event loop that serves a backend."""
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -16,39 +16,6 @@ _LOOK = 1.0
 _STOPPED = (
     "the event loop that serves this backend stopped during the call: keep the app open until its threads have ended"
 )
-
-
-class _Work(Generic[T]):
-    """A coroutine that a thread waits for, until the thread is interrupted."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None) -> None:
-        self._coroutine = coroutine
-        self._undo = undo
-        self._task: asyncio.Task[Any] | None = None
-        self._results: list[T] = []
-        self._abandoned = False
-
-    async def run(self) -> T:
-        self._task = asyncio.current_task()
-        result = await self._coroutine
-        self._results.append(result)
-        if self._abandoned:
-            self._take_back()
-        return result
-
-    def abandon(self) -> None:
-        """Cancel it, or take back what it came to in the meantime: nobody waits for it any more."""
-        self._abandoned = True
-        if self._task is None:
-            self._coroutine.close()
-        elif self._results:
-            self._take_back()
-        else:
-            self._task.cancel()
-
-    def _take_back(self) -> None:
-        if self._undo is not None:
-            self._undo(self._results.pop())
 
 
 def call(
@@ -66,48 +33,125 @@ def call(
     Raises:
         OutOfContextError: this is the loop's own thread, or the loop does not run.
     """
-    work = _Work(coroutine, undo)
-    try:
-        _refuse(loop)
-        future = asyncio.run_coroutine_threadsafe(work.run(), loop)
-    except BaseException:
+    refusal = _refusal(loop)
+    if refusal:
         coroutine.close()
-        raise
+        raise OutOfContextError(refusal)
+    work = _Work(loop, coroutine, undo)
     try:
-        return _result(future, loop)
+        work.begin()
+        return work.wait()
     except BaseException:
-        if not future.done() or future.cancelled() or future.exception() is None:
-            if not finish:
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(work.abandon)
-            while not future.done() and loop.is_running():
-                wait([future], _LOOK)
+        if not work.ended or work.results:
+            # An interruption. It may have come before or after the loop was told to start.
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(work.start if finish else work.abandon)
+            work.wait_for_its_end()
         raise
+    finally:
+        del work  # it refers to its error, whose traceback refers to this frame
 
 
-def _result(future: "Future[T]", loop: asyncio.AbstractEventLoop) -> T:
-    while True:
-        wait([future], _LOOK)
-        if future.done():
-            try:
-                return future.result()
-            except CancelledError:
-                raise OutOfContextError(_STOPPED) from None
-        if not loop.is_running():
+class _Work(Generic[T]):
+    """A coroutine that a thread waits for, until the thread is interrupted.
+
+    The thread may be interrupted between any two of its steps, so all that must not be left half done happens on the
+    loop, and what the two share is a lock of which each step is one call.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None
+    ) -> None:
+        self.ended = False
+        self.results: list[T] = []
+        self._error: BaseException | None = None
+        self._loop = loop
+        self._coroutine = coroutine
+        self._undo = undo
+        self._task: asyncio.Task[T] | None = None
+        self._started = False
+        self._abandoned = False
+        self._end = threading.Lock()
+        self._end.acquire()
+
+    # On the loop.
+
+    def start(self) -> None:
+        """Start it, unless that was done."""
+        if not self._started and not self.ended:
+            self._started = True
+            self._task = self._loop.create_task(self._coroutine)
+            self._task.add_done_callback(self._finish)
+
+    def abandon(self) -> None:
+        """Cancel it, or take back what it came to in the meantime: nobody waits for it any more."""
+        self._abandoned = True
+        if not self._started:
+            self._coroutine.close()
+            self._tell_end()
+        elif self._task is not None:
+            self._task.cancel()
+        else:
+            self._take_back()
+
+    def _finish(self, task: asyncio.Task[T]) -> None:
+        # The last reference to a task must not be the thread's: what runs at its end would swallow an interruption.
+        self._task = None
+        if task.cancelled():
+            self._error = OutOfContextError(_STOPPED)
+        elif (error := task.exception()) is not None:
+            self._error = error
+        else:
+            self.results.append(task.result())
+        if self._abandoned:
+            self._take_back()
+        self._tell_end()
+
+    def _take_back(self) -> None:
+        if self._undo is not None and self.results:
+            self._undo(self.results.pop())
+
+    def _tell_end(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self._end.release()
+
+    # In the thread.
+
+    def begin(self) -> None:
+        """Tell the loop to start it."""
+        try:
+            self._loop.call_soon_threadsafe(self.start)
+        except RuntimeError:  # the loop was closed in this very moment
+            self._coroutine.close()
+            self._error = OutOfContextError(_STOPPED)
+            self.ended = True
+
+    def wait(self) -> T:
+        """Its result, or the error that it raised."""
+        self.wait_for_its_end()
+        if not self.ended:
             raise OutOfContextError(_STOPPED)
+        if self._error is not None:
+            raise self._error
+        return self.results[0]
+
+    def wait_for_its_end(self) -> None:
+        """Wait until it has ended, or the loop has."""
+        while not self.ended and self._loop.is_running():
+            self._end.acquire(timeout=_LOOK)
 
 
-def _refuse(loop: asyncio.AbstractEventLoop) -> None:
+def _refusal(loop: asyncio.AbstractEventLoop) -> str:
     try:
         running: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
     except RuntimeError:
         running = None
     if running is loop:
-        raise OutOfContextError(
+        return (
             "from_thread was used on the event loop that has to serve it, which would wait for itself: "
             "await the async form here, or call this in a thread (asyncio.to_thread)"
         )
     if not loop.is_running():
-        raise OutOfContextError(
-            "the event loop that serves this backend does not run: keep the app open while threads use it"
-        )
+        return "the event loop that serves this backend does not run: keep the app open while threads use it"
+    return ""

@@ -1,7 +1,7 @@
 """Edit the data of a record as one step: whoever edits it holds the record's own short lease meanwhile."""
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from secrets import token_hex
 from typing import Protocol
 
@@ -44,22 +44,40 @@ async def edit(records: Records, name: str, change: Change) -> bool:
     Raises:
         CoordinationBackendError: the store failed, or gave no answer by which the outcome could be told.
     """
-    editor = f"edit:{token_hex(8)}"
-    lease = await _take(records, name, editor)
-    data = change(lease.data)
-    if data is None:
-        await records.release(lease)
-        return False
-    return await _put_back(records, lease, {**data, "edit": editor})
+    while True:
+        editor = f"edit:{token_hex(8)}"
+        lease = await _take(records, name, editor)
+        try:
+            data = change(lease.data)
+        except BaseException:
+            await _give_back(records, lease)
+            raise
+        if data is None:
+            await _give_back(records, lease)
+            return False
+        if await _put_back(records, lease, {**data, "edit": editor}):
+            return True
+        # The lease ended before the change arrived, as when this process stood still: it begins with what is there now.
 
 
 async def _take(records: Records, name: str, editor: str) -> Lease:
-    async with records.watch(name) as waiter:
-        while True:
-            lease = await records.acquire(name, editor, EDIT_LEASE, waiting=True)
-            if lease.granted_to(editor):
-                return lease
-            await waiter.wait(lease.remaining + 0.001 if waiter.pushes else min(lease.remaining + 0.001, POLL))
+    lease = await records.acquire(name, editor, EDIT_LEASE)
+    if lease.granted_to(editor):  # nobody else edits it: a subscription would be for nothing
+        return lease
+    try:
+        async with records.watch(name) as waiter:
+            while not (lease := await records.acquire(name, editor, EDIT_LEASE, waiting=True)).granted_to(editor):
+                await waiter.wait(lease.remaining + 0.001 if waiter.pushes else min(lease.remaining + 0.001, POLL))
+    except BaseException:
+        if lease.granted_to(editor):  # and then the end of the subscription was cancelled, or failed
+            await _give_back(records, lease)
+        raise
+    return lease
+
+
+async def _give_back(records: Records, lease: Lease) -> None:
+    with suppress(CoordinationBackendError):  # then it ends by itself
+        await records.release(lease)
 
 
 async def _put_back(records: Records, lease: Lease, data: Mapping[str, str]) -> bool:

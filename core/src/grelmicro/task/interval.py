@@ -1,16 +1,19 @@
 """A function that runs every so many seconds: on each worker, on one at a time, or on the leader."""
 
 import asyncio
-import contextvars
-import inspect
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from math import ceil
+from random import random
 
 from grelmicro.clock import SYSTEM_CLOCK, Clock, sleep
 from grelmicro.coordination import LeaderElection, LockHandle, TaskLock
-from grelmicro.errors import CoordinationError, LeadershipLostError, LockLostError, NotLeaderError, WouldBlockError
+from grelmicro.errors import GrelmicroError, LeadershipLostError, LockLostError, NotLeaderError, WouldBlockError
 from grelmicro.events import emit
+from grelmicro.task import body
+from grelmicro.task.body import Function
 from grelmicro.task.task import OUTCOMES, Fire, Outcome
 
 logger = logging.getLogger("grelmicro.task")
@@ -18,14 +21,19 @@ logger = logging.getLogger("grelmicro.task")
 TOLERANCE = 0.1
 """The share of the interval for which a refused tick waits, and up to which a late one counts as on time."""
 
-Function = Callable[[], object]
+STAND_BY = 0.05
+"""The share of the interval for which a worker lets the one go first that ran the last time."""
+
+LONGEST_STAND_BY = 5.0
+"""Seconds for which it does so at most."""
 
 
 class IntervalTask:
     """Runs a function every `seconds`, on a grid of due times that does not drift.
 
-    It fires at the start, then at each due time. A due time that passes while the function runs, or while the event
-    loop is blocked, is missed and never made up.
+    It fires at the start, then at each due time. A due time that passes while the function runs, or while the process
+    stands still, is missed and never made up. Workers that share a lock share the grid of the one that runs, and when
+    that one is gone another goes on with it.
 
     Args:
         name: unique among the tasks of all workers that share a store.
@@ -52,6 +60,8 @@ class IntervalTask:
         self._lock = lock
         self._leader = leader
         self._due: float | None = None
+        self._theirs: float | None = None  # when it is due next by the grid of another worker, which ran
+        self._ran = False  # at the last due time
         self.last_fire: Fire | None = None
         self.outcomes: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
 
@@ -71,6 +81,11 @@ class IntervalTask:
         return self._function
 
     @property
+    def leader(self) -> LeaderElection | None:
+        """The election whose leader alone runs it."""
+        return self._leader
+
+    @property
     def next_fire_time(self) -> datetime | None:
         """When it fires next; None when it is not running."""
         if self._due is None:
@@ -82,37 +97,47 @@ class IntervalTask:
         stop = stop or asyncio.Event()
         if ready is not None and not ready.done():
             ready.set_result(None)
-        due = self.clock.now()
+        self._due, self._theirs, self._ran = self.clock.now(), None, False
         try:
             while not stop.is_set():
-                self._due = due
-                await self._fire(due)
-                self._due = due = self._next(due)
-                due = await self._wait(due, stop)
+                await self._fire(self._due)
+                self._due = await self._wait(self._due, stop)
         finally:
             self._due = None
 
-    def _next(self, due: float) -> float:
-        """The next due time that is still to come; those that passed are missed."""
-        due += self._seconds
-        late = self.clock.now() - due
-        if late > self._seconds * TOLERANCE:
-            missed = 1 + int(late // self._seconds)
-            for _ in range(missed):
-                self._count("missed", 0.0)
-            logger.warning("task %s missed %d fires: it took longer than its interval", self._name, missed)
-            due += missed * self._seconds
+    async def _wait(self, due: float, stop: asyncio.Event) -> float:
+        """Wait for the due time after `due`, or until stopped; a worker that starts to lead meanwhile fires at once."""
+        theirs, self._theirs = self._theirs, None
+        due, pause = due + self._seconds, 0.0
+        if theirs is not None:
+            due, pause = theirs, min(self._seconds * STAND_BY, LONGEST_STAND_BY) * (0.5 + random() / 2)
+        while not stop.is_set():
+            self._due = due = self._after_missed(due)
+            left = due + pause - self.clock.now()
+            if left <= 0:
+                break
+            if await self._sleep(left, stop):
+                return self.clock.now()
         return due
 
-    async def _wait(self, due: float, stop: asyncio.Event) -> float:
-        """Wait until `due`, or until stopped; a worker that starts to lead meanwhile fires at once."""
-        waiting: list[Coroutine[object, object, object]] = [stop.wait(), sleep(self.clock, due - self.clock.now())]
+    async def _sleep(self, seconds: float, stop: asyncio.Event) -> bool:
+        """Sleep, or until stopped or until this worker begins to lead; whether it did."""
+        waiting: list[Coroutine[object, object, object]] = [stop.wait(), sleep(self.clock, seconds)]
         leader = self._leader
-        if leader is not None and not leader.is_leader():
-            waiting.append(leader.wait_for_leader())
-        await _first(waiting)
-        now = self.clock.now()
-        return now if now < due else due
+        if leader is None or leader.is_leader():
+            await body.first(waiting)
+            return False
+        await body.first([*waiting, leader.wait_for_leader()])
+        return leader.is_leader()
+
+    def _after_missed(self, due: float) -> float:
+        """`due`, or the first due time after it that is not past; those before that are missed."""
+        missed = ceil((self.clock.now() - due) / self._seconds - TOLERANCE)
+        if missed <= 0:
+            return due
+        logger.warning("task %s missed %d fires: it ran, or this process stood still, for too long", self._name, missed)
+        self._count("missed", 0.0, missed)
+        return due + missed * self._seconds
 
     async def _fire(self, due: float) -> None:
         started = self.clock.now()
@@ -122,11 +147,12 @@ class IntervalTask:
         finally:
             self._count(outcome, self.clock.now() - started)
 
-    def _count(self, outcome: Outcome, duration: float) -> None:
-        self.outcomes[outcome] += 1
+    def _count(self, outcome: Outcome, duration: float, fires: int = 1) -> None:
+        self.outcomes[outcome] += fires
         started_at = datetime.fromtimestamp(self.clock.wall() - duration, UTC)
         self.last_fire = Fire(started_at, outcome, duration)
-        emit("fired", self._name, duration, outcome)
+        for _ in range(fires):
+            emit("fired", self._name, duration, outcome)
 
     async def _attempt(self, due: float) -> Outcome:
         """Run it if it is this worker's turn."""
@@ -134,36 +160,55 @@ class IntervalTask:
             return "skipped"
         if self._lock is None:
             return await self._run(None)
+        outcome: Outcome | None = None
         while True:
             late = self.clock.now() - due
             try:
                 async with self._lock as handle:
+                    self._ran = True
                     if late < self._seconds * TOLERANCE:
                         handle.backdate(late)  # or each run would push the next one a little further
                     outcome = await self._run(handle)
                 return outcome
             except WouldBlockError as busy:
                 left = busy.retry_after or 0.0
-                if late + left > self._seconds * TOLERANCE:
-                    return "skipped"
-                await sleep(self.clock, left + 0.001)
             except LockLostError:
                 return "lost"
-            except CoordinationError as error:
-                logger.warning(
-                    "task %s did not run, since it could not be told whose turn it is: %s", self._name, error
-                )
-                return "coordination_error"
+            except Exception as error:
+                return self._in_trouble(error, outcome)
+            if late + left > self._seconds * TOLERANCE:
+                self._follow(left)
+                return "skipped"
+            if not self._ran:
+                due = self._due = self.clock.now() + left  # another worker's hold: its grid is the one that counts
+            await sleep(self.clock, left + 0.001)
+
+    def _follow(self, left: float) -> None:
+        """Another worker has the lock for `left` seconds: if that is the hold of an interval, it tells the grid."""
+        assert self._lock is not None
+        self._ran = False
+        if left <= self._seconds <= self._lock.config.min_hold_duration:
+            self._theirs = self.clock.now() + left
+
+    def _in_trouble(self, error: Exception, outcome: Outcome | None) -> Outcome:
+        """The lock failed, before it ran or after that with `outcome`."""
+        told = error if isinstance(error, GrelmicroError) else f"{type(error).__name__}: {error}"
+        if outcome is None:
+            logger.warning("task %s did not run, since it could not be told whose turn it is: %s", self._name, told)
+            return "coordination_error"
+        logger.warning("task %s ran, and its lock could not be given back: %s", self._name, told)
+        return outcome
 
     async def _run(self, handle: LockHandle | None) -> Outcome:
         """Run the function, as long as the lease and the term that it runs under last."""
         try:
             if self._leader is None:
-                await self._run_under(handle)
+                await body.run(self._name, self._function, handle, in_term=False)
             else:
-                await self._leader.run_in_term(lambda: self._run_under(handle))
-        except _LeaseLostError:
-            logger.warning("task %s lost its lease while it ran", self._name)
+                work = partial(body.run, self._name, self._function, handle, in_term=True)
+                await self._leader.run_in_term(work)
+        except body.LeaseLostError as lost:
+            logger.warning("task %s lost its lease while it ran", self._name, exc_info=lost.__cause__)
             return "lost"
         except LeadershipLostError:
             logger.warning("task %s lost leadership while it ran", self._name)
@@ -174,57 +219,3 @@ class IntervalTask:
             logger.exception("task %s failed", self._name)
             return "error"
         return "success"
-
-    async def _run_under(self, handle: LockHandle | None) -> None:
-        if inspect.iscoroutinefunction(self._function):
-            await self._run_coroutine(self._function(), handle)
-        else:
-            await self._run_in_thread(handle)
-
-    async def _run_coroutine(self, coroutine: Coroutine[object, object, object], handle: LockHandle | None) -> None:
-        if handle is None:
-            await coroutine
-            return
-        body = asyncio.create_task(coroutine)
-        try:
-            await _first([_ended(body), handle.wait_lost()])
-            if not body.done():
-                body.cancel("the lease was lost")
-                await asyncio.wait({body})
-                raise _LeaseLostError
-            await body
-        finally:
-            if not body.done():
-                body.cancel()
-                await asyncio.wait({body})
-
-    async def _run_in_thread(self, handle: LockHandle | None) -> None:
-        context = contextvars.copy_context()
-        thread = asyncio.get_running_loop().run_in_executor(None, context.run, self._function)
-        try:
-            await asyncio.shield(thread)
-        except asyncio.CancelledError:
-            # A thread cannot be stopped: as long as it runs the lease is kept, unless it runs out.
-            if handle is not None and not thread.done():
-                await _first([_ended(thread), handle.wait_lost()])
-            raise
-        if handle is not None and handle.lost:
-            raise _LeaseLostError
-
-
-class _LeaseLostError(Exception):
-    """The lease ran out under the function."""
-
-
-async def _ended(work: asyncio.Future[object]) -> None:
-    await asyncio.wait({work})
-
-
-async def _first(waiting: list[Coroutine[object, object, object]]) -> None:
-    """Wait for the first of several things and drop the others."""
-    tasks = {asyncio.ensure_future(each) for each in waiting}
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -80,9 +80,11 @@ class TaskRouter:
         )
 
         def declare(function: F) -> F:
-            task_name = name if name is not None else _name_of(function)
-            _check_callable(task_name, function)
-            own = None if lock is None else _stamped(lock, check_name("every(name=)", task_name), interval)
+            if not callable(function):
+                raise TaskError(f"every() decorates a function, not {type(function).__name__}")
+            task_name = check_name("every(name=)", name if name is not None else _name_of(function))
+            _check_signature(task_name, function)
+            own = None if lock is None else _stamped(lock, task_name, interval)
             self.add_task(IntervalTask(task_name, function, interval, lock=own, leader=leader))
             return function
 
@@ -96,9 +98,9 @@ def _name_of(function: Callable[[], object]) -> str:
     return f"{module}:{name}"
 
 
-def _check_callable(name: str, function: Callable[[], object]) -> None:
-    if not callable(function):
-        raise TaskError(f"every() decorates a function, not {type(function).__name__}")
+def _check_signature(name: str, function: Callable[[], object]) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TaskError(f"task {name} is a generator, of which nothing runs when it is called: write it without yield")
     needed = [
         parameter.name
         for parameter in inspect.signature(function).parameters.values()

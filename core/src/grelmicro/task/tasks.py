@@ -18,6 +18,9 @@ logger = logging.getLogger("grelmicro.task")
 START_LIMIT = 30.0
 """Seconds within which a task must say that it runs."""
 
+RELEASE_LIMIT = 5.0
+"""Seconds that an election has to give its lease back, however short the shutdown timeout is."""
+
 
 class Tasks(TaskRouter, Resource):
     """Runs tasks while it is open. An app opens it last and closes it first, so that tasks find all that they use.
@@ -68,7 +71,12 @@ class Tasks(TaskRouter, Resource):
         """Let fires that run end, then stop the elections; cancel what is not done within the shutdown timeout."""
         self.hand_over()
         if self._ending is not None:
-            await asyncio.shield(self._ending)
+            try:
+                await asyncio.shield(self._ending)
+            except asyncio.CancelledError:
+                self._hurry()
+                await asyncio.shield(self._ending)
+                raise
         self._ending = None
 
     def hand_over(self) -> None:
@@ -79,11 +87,21 @@ class Tasks(TaskRouter, Resource):
 
     async def _end(self) -> None:
         elections = {runner for runner, task in self._running.items() if isinstance(task, LeaderElection)}
-        # The leader's work ends before its term does, so elections go last.
-        await self._drain(set(self._running) - elections)
+        leaders = {runner for runner, task in self._running.items() if getattr(task, "leader", None) is not None}
+        # The leader's work ends before its term does; other fires that run on do not hold a successor up.
+        await asyncio.gather(self._end_terms(leaders, elections), self._drain(set(self._running) - elections - leaders))
+
+    async def _end_terms(self, leaders: set[asyncio.Task[None]], elections: set[asyncio.Task[None]]) -> None:
+        await self._drain(leaders)
         for runner in elections:
             runner.cancel()
-        await self._drain(elections)
+        await self._drain(elections, max(self._shutdown_timeout, RELEASE_LIMIT))
+
+    def _hurry(self) -> None:
+        """Cancel what still runs, but for elections that are stepping down."""
+        for runner, task in self._running.items():
+            if not (isinstance(task, LeaderElection) and runner.cancelling()):
+                runner.cancel()
 
     def abandon(self) -> None:
         """Forget what ran on an event loop that is gone."""
@@ -102,8 +120,10 @@ class Tasks(TaskRouter, Resource):
         if not ready.done():
             ready.cancel()
             if runner.done():
-                await runner  # its own error, if it has one
+                if not runner.cancelled() and (error := runner.exception()) is not None:
+                    raise error
                 raise TaskError(f"task {task.name!r} ended before it was ready: complete the `ready` future first")
+            runner.cancel()
             raise TaskError(f"task {task.name!r} was not ready within {START_LIMIT:g} s")
         runner.add_done_callback(self._ended)
 
@@ -115,9 +135,9 @@ class Tasks(TaskRouter, Resource):
         error = None if runner.cancelled() else runner.exception()
         logger.error("task %s ended while the others run on", task.name, exc_info=error)
 
-    async def _drain(self, runners: set[asyncio.Task[None]]) -> None:
+    async def _drain(self, runners: set[asyncio.Task[None]], timeout: float | None = None) -> None:
         if runners:
-            _, late = await asyncio.wait(runners, timeout=self._shutdown_timeout)
+            _, late = await asyncio.wait(runners, timeout=self._shutdown_timeout if timeout is None else timeout)
             for runner in late:
                 logger.warning("task %s did not end in time and is cancelled", self._running[runner].name)
                 runner.cancel()

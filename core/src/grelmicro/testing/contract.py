@@ -129,13 +129,18 @@ class LeaseStoreContract:
     async def test_a_lease_is_live_at_the_very_instant_of_its_end(self, store: LeaseStore, name: str) -> None:
         if not self.exact:
             pytest.skip("needs a clock that is moved")
-        await store.acquire(name, "a", 2.0)
+        lease = await store.acquire(name, "a", 1.0)
+        await self.let_pass(store, 1.0)
+        assert await store.renew(lease, 2.0) is not None
         await self.let_pass(store, 2.0)
         assert (await found(store, name)).live
         assert not (await store.acquire(name, "b", 2.0)).granted_to("b")
         await self.let_pass(store, 0.001)
         assert not (await found(store, name)).live
-        assert (await store.acquire(name, "b", 2.0)).granted_to("b")
+        lease = await store.acquire(name, "b", 2.0)
+        assert lease.granted_to("b")
+        await self.let_pass(store, 2.0)
+        assert await store.release(lease) is True
 
     async def test_only_one_of_many_gets_it(self, store: LeaseStore, name: str) -> None:
         answers = await asyncio.gather(*(store.acquire(name, f"h{number}", 30.0) for number in range(32)))

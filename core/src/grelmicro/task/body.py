@@ -1,0 +1,88 @@
+"""Run a function under a lease: on its loss a coroutine is cancelled, and a thread, which cannot be, is waited for."""
+
+import asyncio
+import contextvars
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+
+from grelmicro.coordination import LockHandle
+
+logger = logging.getLogger("grelmicro.task")
+
+Function = Callable[[], object]
+
+
+class LeaseLostError(Exception):
+    """The lease ran out under the function."""
+
+
+async def run(name: str, function: Function, handle: LockHandle | None, *, in_term: bool) -> None:
+    """Run `function` of the task `name`; a plain function runs in a thread.
+
+    Args:
+        name: the task, for the log.
+        function: what to run.
+        handle: the lease under which it runs, if any.
+        in_term: whether it runs for a term of leadership, which must not end before it.
+
+    Raises:
+        LeaseLostError: the lease ended before the function; its own error is the cause.
+    """
+    if inspect.iscoroutinefunction(function):
+        await _run_awaitable(name, function(), handle)
+    else:
+        result = await _run_in_thread(function, handle, in_term=in_term)
+        if inspect.isawaitable(result):  # of a plain function around a coroutine function
+            await _run_awaitable(name, result, handle)
+    if handle is not None and handle.lost:
+        raise LeaseLostError
+
+
+async def _run_awaitable(name: str, work: object, handle: LockHandle | None) -> None:
+    assert inspect.isawaitable(work)
+    if handle is None:
+        await work
+        return
+    body = asyncio.ensure_future(work)
+    try:
+        await first([_ended(body), handle.wait_lost()])
+        if not body.done():
+            body.cancel("the lease was lost")
+            await asyncio.wait({body})
+            raise LeaseLostError from None if body.cancelled() else body.exception()
+        await body
+    finally:
+        if not body.done():
+            body.cancel()
+            await asyncio.wait({body})
+            if not body.cancelled() and (error := body.exception()) is not None:
+                logger.error("task %s failed when it was cancelled", name, exc_info=error)
+
+
+async def _run_in_thread(function: Function, handle: LockHandle | None, *, in_term: bool) -> object:
+    context = contextvars.copy_context()
+    thread = asyncio.get_running_loop().run_in_executor(None, context.run, function)
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        # As long as it runs the term and the lease are kept, unless they run out.
+        if in_term:
+            await _ended(thread)
+        elif handle is not None:
+            await first([_ended(thread), handle.wait_lost()])
+        raise
+
+
+async def first(waiting: list[Coroutine[object, object, object]]) -> None:
+    """Wait for the first of several things and drop the others."""
+    tasks = {asyncio.ensure_future(each) for each in waiting}
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _ended(work: asyncio.Future[object]) -> None:
+    await asyncio.wait({work})

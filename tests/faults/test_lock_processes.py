@@ -1,0 +1,274 @@
+"""Processes that are killed or paused while they hold or wait for a lock."""
+
+import signal
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.helpers.scripts import script
+
+HOLD = """
+import asyncio, sys
+from grelmicro.coordination import Lock
+from grelmicro.coordination.sqlite import SQLiteLockAdapter
+
+async def main(path, seconds, renew):
+    async with SQLiteLockAdapter(path) as backend:
+        lock = Lock("cart", backend=backend, lease_duration=float(seconds), auto_renew=renew == "renew")
+        while await asyncio.to_thread(sys.stdin.readline):
+            try:
+                async with lock as handle:
+                    print("held", handle.fencing_token, flush=True)
+                    await asyncio.to_thread(sys.stdin.readline)
+                    # Woken from a pause, the very next step already knows.
+                    print("valid" if handle.valid else "lost", flush=True)
+            except Exception as error:
+                print(type(error).__name__, flush=True)
+            else:
+                print("released", flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "locks.db"
+
+
+def test_the_lock_of_a_killed_process_frees_itself(path: Path) -> None:
+    with script(HOLD, path, 2, "no") as holder, script(HOLD, path, 60, "no") as waiter:
+        holder.tell()
+        fence = int(holder.hear().split()[1])
+        waiter.tell()
+        began = time.monotonic()
+        holder.send(signal.SIGKILL)
+        word, later = waiter.hear().split()
+        assert word == "held"
+        assert int(later) > fence
+        assert 0.5 < time.monotonic() - began < 10
+        waiter.tell()
+        assert [waiter.hear(), waiter.hear()] == ["valid", "released"]
+        assert waiter.end().code == 0
+
+
+def test_those_who_wait_in_a_process_follow_one_another(path: Path) -> None:
+    """The first after the lease of a killed holder, the second right after the first."""
+    wait_twice = """
+    import asyncio, sys, time
+    from grelmicro.coordination import Lock
+    from grelmicro.coordination.sqlite import SQLiteLockAdapter
+
+    async def wait(lock, number):
+        async with await lock.acquire(timeout=20):
+            print(number, time.monotonic(), flush=True)
+            await asyncio.sleep(0.05)
+
+    async def main(path):
+        async with SQLiteLockAdapter(path) as backend:
+            lock = Lock("cart", backend=backend, lease_duration=60)
+            await asyncio.gather(wait(lock, 1), wait(lock, 2))
+
+    sys.stdin.readline()
+    asyncio.run(main(sys.argv[1]))
+    """
+    with script(HOLD, path, 2, "no") as holder, script(wait_twice, path) as waiters:
+        holder.tell()
+        holder.hear()
+        waiters.tell()
+        time.sleep(0.3)
+        holder.send(signal.SIGKILL)
+        first, second = waiters.hear().split(), waiters.hear().split()
+        assert (first[0], second[0]) == ("1", "2")
+        assert 0.05 <= float(second[1]) - float(first[1]) < 5
+        assert waiters.end().code == 0
+
+
+def test_a_holder_that_was_paused_for_longer_than_its_lease_knows_that_it_lost(path: Path) -> None:
+    with script(HOLD, path, 1.5, "renew") as holder, script(HOLD, path, 60, "no") as successor:
+        holder.tell()
+        fence = int(holder.hear().split()[1])
+        holder.send(signal.SIGSTOP)
+        successor.tell()
+        assert int(successor.hear().split()[1]) > fence
+        holder.tell("leave")
+        holder.send(signal.SIGCONT)
+        said = holder.hear()
+        assert (holder.hear() if said == "lost" else said) == "LockLostError"
+        successor.tell()
+        assert [successor.hear(), successor.hear()] == ["valid", "released"]
+
+
+def test_a_renewed_lease_outlives_its_duration_in_a_process_that_runs(path: Path) -> None:
+    with script(HOLD, path, 1, "renew") as holder, script(HOLD, path, 60, "no") as waiter:
+        holder.tell()
+        holder.hear()
+        waiter.tell()
+        time.sleep(3)
+        assert not waiter.said()
+        holder.tell("leave")
+        assert [holder.hear(), holder.hear()] == ["valid", "released"]
+        assert waiter.hear().startswith("held")
+
+
+def test_a_waiter_that_was_paused_during_the_hand_over_asks_again(path: Path) -> None:
+    """What happened while it slept is no grant: it holds the lock only after whoever took it meanwhile."""
+    with (
+        script(HOLD, path, 60, "no") as holder,
+        script(HOLD, path, 1, "no") as sleeper,
+        script(HOLD, path, 60, "no") as competitor,
+    ):
+        holder.tell()
+        holder.hear()
+        sleeper.tell()
+        time.sleep(0.5)
+        sleeper.send(signal.SIGSTOP)
+        holder.tell("leave")
+        assert [holder.hear(), holder.hear()] == ["valid", "released"]
+        competitor.tell()
+        fence = int(competitor.hear().split()[1])
+        time.sleep(2)
+        sleeper.send(signal.SIGCONT)
+        time.sleep(0.5)
+        assert not sleeper.said()
+        competitor.tell("leave")
+        competitor.hear()
+        assert int(sleeper.hear().split()[1]) > fence
+
+
+def test_no_kill_leaves_a_lock_for_ever(path: Path) -> None:
+    """Whenever a process is killed, there is no held record without an end, and the next one gets it."""
+    again_and_again = """
+    import asyncio, sys
+    from grelmicro.coordination import Lock
+    from grelmicro.coordination.sqlite import SQLiteLockAdapter
+
+    async def main(path):
+        async with SQLiteLockAdapter(path) as backend:
+            lock = Lock("cart", backend=backend, lease_duration=0.3)
+            await lock.acquire(timeout=20)
+            print("got it", flush=True)
+            await lock.release()
+            while True:
+                async with lock:
+                    pass
+
+    asyncio.run(main(sys.argv[1]))
+    """
+    moments = Random(5)
+    for _ in range(8):
+        with script(again_and_again, path, strict=False) as process:
+            assert process.hear() == "got it"
+            time.sleep(moments.random() * 0.05)
+            process.send(signal.SIGKILL)
+        with closing(sqlite3.connect(path)) as connection:
+            rows = connection.execute("SELECT holder, expires_at FROM grelmicro_leases WHERE holder <> ''").fetchall()
+        assert all(expires_at > 0 for _, expires_at in rows)
+    with script(again_and_again, path) as last:
+        assert last.hear() == "got it"
+
+
+PARTITIONED = """
+import asyncio, sqlite3, sys, time
+from grelmicro.backends.sqlite import SQLiteStore
+from grelmicro.coordination import Lock, LockLostError
+from grelmicro.coordination.adapters import LockAdapter
+from tests.helpers.stores import TroubledStore, silence
+
+GUARDED = "UPDATE guarded SET fence = ?, writer = ? WHERE fence <= ?"
+
+async def main(me, leases, storage):
+    store = TroubledStore(SQLiteStore(leases))
+    rows = sqlite3.connect(storage, isolation_level=None, timeout=30)
+    rows.execute("CREATE TABLE IF NOT EXISTS guarded (fence INTEGER, writer TEXT)")
+    async with LockAdapter(store) as backend:
+        lock = Lock("cart", backend=backend, lease_duration=1.5, auto_renew=True)
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        handle = await lock.acquire()
+        print("held", time.monotonic(), flush=True)
+        if me == "first":
+            rows.execute("INSERT INTO guarded VALUES (0, '')")
+            store.break_down(silence)
+        accepted = refused = 0
+        lost_at = None
+        until = time.monotonic() + 6
+        while time.monotonic() < until:
+            # It goes on writing whatever it learns: only the fence stops it.
+            if rows.execute(GUARDED, (handle.fencing_token, me, handle.fencing_token)).rowcount:
+                accepted += 1
+            else:
+                refused += 1
+            if lost_at is None and handle.lost:
+                lost_at = time.monotonic()
+            await asyncio.sleep(0.01)
+        print(accepted, refused, lost_at or 0, flush=True)
+        store.heal()
+    rows.close()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_holder_that_cannot_reach_the_store_is_kept_off_the_storage_by_its_fence(path: Path, tmp_path: Path) -> None:
+    storage = tmp_path / "storage.db"
+    with (
+        script(PARTITIONED, "first", path, storage, strict=False) as first,
+        script(PARTITIONED, "second", path, storage, strict=False) as second,
+    ):
+        for each in (first, second):
+            assert each.hear() == "ready"
+        first.tell()
+        first.hear()
+        second.tell()
+        held_at = float(second.hear().split()[1])
+        accepted, refused, lost_at = first.hear().split()
+        assert int(accepted) > 0
+        assert int(refused) > 0
+        assert float(lost_at) < held_at, "it knew before the other one began"
+        theirs = second.hear().split()
+        assert (theirs[1], theirs[2]) == ("0", "0"), "none of its writes was refused"
+    with closing(sqlite3.connect(storage)) as connection:
+        assert connection.execute("SELECT writer FROM guarded").fetchone() == ("second",)
+
+
+STARVE = """
+import asyncio, sys, time
+from grelmicro.coordination import Lock
+from grelmicro.coordination.sqlite import SQLiteLockAdapter
+
+async def main(path, tasks, seconds):
+    grants = 0
+    async with SQLiteLockAdapter(path) as backend:
+        lock = Lock("cart", backend=backend)
+
+        async def work():
+            nonlocal grants
+            while time.monotonic() < until:
+                async with lock:
+                    grants += 1
+                    await asyncio.sleep(0.002)
+
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        until = time.monotonic() + float(seconds)
+        await asyncio.gather(*(work() for _ in range(int(tasks))))
+    print(grants, flush=True)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(("tasks", "others"), [(8, 1), (1, 1)], ids=["many against one", "one against one"])
+def test_a_process_that_always_wants_it_lets_others_have_it(path: Path, tasks: int, others: int) -> None:
+    with script(STARVE, path, tasks, 2.5) as greedy, script(STARVE, path, others, 2.5) as modest:
+        for each in (greedy, modest):
+            assert each.hear() == "ready"
+        for each in (greedy, modest):
+            each.tell()
+        grants = [int(greedy.hear()), int(modest.hear())]
+    assert min(grants) >= sum(grants) / 20, grants

@@ -1,0 +1,81 @@
+"""Stopped at any moment, an election leaves no lease, no task and no unusable connection behind."""
+
+import asyncio
+
+import pytest
+
+from grelmicro.coordination import LeaderElection
+from grelmicro.coordination.adapters import LeaderElectionAdapter
+from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
+from tests.helpers.stores import late
+from tests.helpers.worlds import World, eventually
+
+LONG = 3600.0
+"""A lease that does not end by itself within a test."""
+
+MOST_SUSPENSIONS = 80
+"""More than the scenario needs: what suspends more often runs in circles."""
+
+
+class Stopped(LeaderElection):
+    """An election that is stopped when its service suspends for the time number `at`."""
+
+    at = 0
+    when: When = staticmethod(at_once)
+    everything = False
+    """Whether the service is cancelled with its caller, as at the end of `asyncio.run`."""
+    caller: asyncio.Task[None]
+    suspended: Suspended[None]
+
+    async def _serve(self) -> None:
+        self.suspended = Suspended(super()._serve(), self.at, type(self).when, self.stop)
+        await self.suspended
+
+    def stop(self) -> None:
+        self.caller.cancel()
+        if self.everything and (service := self._standing.service) is not None:
+            service.cancel()
+
+
+async def play(world: World, at: int, when: When, *, everything: bool, slow: bool) -> bool:
+    """Stand, lead, renew and step down, and stop it (or stop it again) at suspension `at`; whether it came that far."""
+    store = world.troubled()
+    if slow:
+        store.break_down(late(request=0.001, reply=0.001))
+    election = Stopped(
+        "job", backend=LeaderElectionAdapter(store), lease_duration=LONG, renew_deadline=LONG / 2, retry_interval=0.002
+    )
+    election.at, election.everything = at, everything
+    Stopped.when = staticmethod(when)
+    async with LeaderElectionAdapter(world.store()) as other:
+        before = await other.acquire("leader:job", "before", LONG)
+        election.caller = asyncio.create_task(election())
+        for _ in range(3):
+            await asyncio.sleep(0.002)
+        await other.release(before)
+        while not election.caller.done() and store.calls["renew"] < 2:
+            await asyncio.sleep(0.001)
+        if not election.caller.done():
+            election.stop()
+        await asyncio.wait({election.caller})
+        assert election.caller.cancelled()
+        assert not election.is_leader()
+        assert election.suspended.suspensions < MOST_SUSPENSIONS
+
+        async with asyncio.timeout(5):
+            while not (lease := await other.acquire("leader:job", "after", LONG)).granted_to("after"):
+                await asyncio.sleep(0.001)
+        await other.release(lease)
+        await eventually(lambda: not election.is_running(), "its service has ended")
+        assert not store.is_open
+    return election.suspended.suspensions >= at
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["prompt", "slow"])
+@pytest.mark.parametrize("everything", [False, True], ids=["caller", "all tasks"])
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+async def test_it_leaves_no_lease(real_world: World, when: When, everything: bool, slow: bool) -> None:
+    at = 1
+    while await play(real_world, at, when, everything=everything, slow=slow):
+        at += 1
+    assert at > 3

@@ -1,0 +1,229 @@
+"""What can be declared as a task, under which name, and with which lock."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from grelmicro.coordination import LeaderElection, TaskLock, TaskLockConfig
+from grelmicro.coordination.memory import MemoryLockAdapter
+from grelmicro.errors import SettingsValidationError, TaskError
+from grelmicro.task import IntervalTask, TaskRouter, Tasks
+
+WITHIN_THE_RULE = "give it as int or float, such as every(seconds=)=5"
+
+
+def tick() -> None:
+    return
+
+
+def of(router: TaskRouter) -> list[IntervalTask]:
+    """The tasks of a router."""
+    tasks = [task for task in router.tasks if isinstance(task, IntervalTask)]
+    assert len(tasks) == len(router.tasks)
+    return tasks
+
+
+def lock_of(router: TaskRouter) -> TaskLock:
+    """The lock of its only task."""
+    (task,) = of(router)
+    assert task._lock is not None
+    return task._lock
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), True, "5", None, timedelta(0), 1e12])
+def test_an_interval_is_a_number_of_seconds(seconds: Any) -> None:
+    with pytest.raises(
+        SettingsValidationError,
+        match=r"^every\(seconds=\) should be a number of seconds, more than 0 and at most ten years: ",
+    ):
+        TaskRouter().every(seconds=seconds)
+
+
+@pytest.mark.parametrize(("given", "seconds"), [(5, 5.0), (0.25, 0.25), (timedelta(minutes=1), 60.0)])
+def test_an_interval_is_kept_in_seconds(given: float | timedelta, seconds: float) -> None:
+    router = TaskRouter()
+    assert router.every(seconds=given)(tick) is tick
+    (task,) = of(router)
+    assert (task.seconds, task.function, task.name) == (seconds, tick, f"{__name__}:tick")
+    assert task.next_fire_time is None
+
+
+class Callable_:
+    """An object that can be called."""
+
+    def __call__(self) -> None:
+        return
+
+
+@pytest.mark.parametrize("function", [lambda: None, partial(tick), Callable_()], ids=["lambda", "partial", "object"])
+def test_what_has_no_name_of_its_own_needs_one(function: Callable[[], None]) -> None:
+    router = TaskRouter()
+    with pytest.raises(
+        TaskError,
+        match=re.escape("every() needs a function with a name of its own: define it with def, or give name="),
+    ):
+        router.every(seconds=1)(function)
+    router.every(seconds=1, name="a name")(function)
+    assert [task.name for task in router.tasks] == ["a name"]
+
+
+def test_arguments_need_defaults() -> None:
+    def needs(one: int, *, other: int) -> None:
+        return
+
+    def optional(one: int = 1, *others: int, other: int = 2, **more: int) -> None:
+        return
+
+    router = TaskRouter()
+    with pytest.raises(
+        TaskError, match="^task job is called without arguments, but needs one, other: give them defaults$"
+    ):
+        router.every(seconds=1, name="job")(needs)  # type: ignore[type-var]
+    router.every(seconds=1)(optional)
+
+
+def generate() -> Iterator[int]:
+    yield 1
+
+
+async def generate_async() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("function", [generate, generate_async])
+def test_a_generator_is_no_task(function: Callable[[], object]) -> None:
+    with pytest.raises(
+        TaskError,
+        match="^task job is a generator, of which nothing runs when it is called: write it without yield$",
+    ):
+        TaskRouter().every(seconds=1, name="job")(function)
+
+
+def test_only_functions_are_tasks() -> None:
+    with pytest.raises(TaskError, match=r"^every\(\) decorates a function, not int$"):
+        TaskRouter().every(seconds=1)(5)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", "x" * 256, 5])
+def test_a_name_is_short_text(name: Any) -> None:
+    with pytest.raises(SettingsValidationError, match=r"^every\(name=\): name "):
+        TaskRouter().every(seconds=1, name=name)(tick)
+
+
+def test_two_tasks_of_one_name_would_share_a_lock() -> None:
+    router = TaskRouter()
+    router.every(seconds=1, name="job")(tick)
+    refusal = "^there is a task named 'job' already, and both would share one lock: give one another name=$"
+    with pytest.raises(TaskError, match=refusal):
+        router.every(seconds=2, name="job")(tick)
+    with pytest.raises(TaskError, match=refusal):
+        router.include_router(TaskRouter(tasks=of(router)))
+    with pytest.raises(TaskError, match=refusal):
+        Tasks(tasks=of(router) * 2)
+    assert len(router.tasks) == 1
+
+
+def test_two_candidates_for_one_role_may_run_in_one_process() -> None:
+    first, second = LeaderElection("job"), LeaderElection("job")
+    tasks = Tasks(tasks=[first, second])
+    tasks.every(seconds=1, name="job")(tick)
+    assert tasks.tasks[:2] == (first, second)
+    with pytest.raises(TaskError, match="^there is a task named 'job' already"):
+        tasks.add_task(first)
+
+
+def test_a_router_gives_its_tasks_on() -> None:
+    outer, inner, tasks = TaskRouter(), TaskRouter(), Tasks()
+    inner.every(seconds=1, name="inner")(tick)
+    outer.every(seconds=1, name="outer")(tick)
+    outer.include_router(inner)
+    tasks.include_router(outer)
+    assert [task.name for task in tasks.tasks] == ["outer", "inner"]
+
+
+async def test_tasks_are_added_before_the_start() -> None:
+    router = TaskRouter()
+    router.every(seconds=1, name="late")(tick)
+    refusal = "^task 'late' came after the start: add it before the app is opened$"
+    async with Tasks() as tasks:
+        assert tasks.started()
+        with pytest.raises(TaskError, match=refusal):
+            tasks.every(seconds=1, name="late")(tick)
+        with pytest.raises(TaskError, match=refusal):
+            tasks.include_router(router)
+    assert not tasks.started()
+    tasks.include_router(router)
+
+
+def test_a_lock_takes_the_tasks_name_and_interval() -> None:
+    router = TaskRouter()
+    router.every(seconds=90, name="job", lock=TaskLock())(tick)
+    lock = lock_of(router)
+    assert (lock.name, lock.config.min_hold_duration, lock.config.lease_duration) == ("job", 90.0, 90.0)
+
+
+def test_a_lease_is_at_least_as_long_as_its_default() -> None:
+    router = TaskRouter()
+    router.every(seconds=5, name="job", lock=TaskLock())(tick)
+    assert lock_of(router).config.lease_duration == 60.0
+
+
+def test_what_is_given_is_kept() -> None:
+    backend = MemoryLockAdapter()
+    settings = TaskLockConfig(worker="web-1", lease_duration=30, min_hold_duration=2, auto_renew=True, max_hold=99)
+    given = TaskLock.from_config("maintenance", settings, backend=backend)
+    router = TaskRouter()
+    router.every(seconds=5, name="job", lock=given)(tick)
+    lock = lock_of(router)
+    assert lock is not given
+    assert (lock.name, lock.worker, lock.given_backend) == ("maintenance", "web-1", backend)
+    assert lock.config == given.config
+    assert given.config.min_hold_duration == 2
+
+
+def test_settings_of_the_environment_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREL_TASKLOCK_MIN_HOLD_DURATION", "3")
+    monkeypatch.setenv("GREL_TASKLOCK_LEASE_DURATION", "33")
+    router = TaskRouter()
+    router.every(seconds=5, name="job", lock=TaskLock())(tick)
+    assert (lock_of(router).config.min_hold_duration, lock_of(router).config.lease_duration) == (3.0, 33.0)
+
+
+def test_a_lease_that_is_shorter_than_the_interval_is_refused() -> None:
+    with pytest.raises(
+        SettingsValidationError,
+        match=r"^every\(lock=\) of job: \(settings\) min_hold_duration should be at most lease_duration: ",
+    ):
+        TaskRouter().every(seconds=90, name="job", lock=TaskLock(lease_duration=60))(tick)
+
+
+def test_ready_settings_can_be_given() -> None:
+    router = TaskRouter()
+    router.every(seconds=5, name="job", lock=TaskLock.from_config("x", TaskLockConfig(lease_duration=20)))(tick)
+    assert (lock_of(router).name, lock_of(router).config.min_hold_duration) == ("x", 5.0)
+
+
+def test_tasks_of_the_same_name_are_two_when_their_functions_are() -> None:
+    def make() -> Callable[[], None]:
+        def job() -> None:
+            return
+
+        return job
+
+    router = TaskRouter()
+    router.every(seconds=1)(make())
+    with pytest.raises(TaskError, match="<locals>.job' already"):
+        router.every(seconds=1)(make())
+
+
+async def test_nothing_runs_without_tasks() -> None:
+    before = asyncio.all_tasks()
+    async with Tasks() as tasks:
+        assert asyncio.all_tasks() == before
+        tasks.hand_over()
+    assert asyncio.all_tasks() == before

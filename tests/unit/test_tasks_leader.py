@@ -1,0 +1,178 @@
+"""A task of the leader runs on the worker that leads, as long as it leads, and needs no lock."""
+
+import asyncio
+import threading
+from functools import partial
+
+import pytest
+
+from grelmicro import Grelmicro
+from grelmicro.coordination import Coordination, LeaderElection
+from grelmicro.errors import NotLeaderError
+from grelmicro.providers.memory import MemoryProvider
+from grelmicro.task import IntervalTask, Tasks
+from grelmicro.testing import MovableClock
+from tests.helpers.crews import Crew, Hand
+from tests.helpers.stores import refused
+from tests.helpers.timeline import pause
+from tests.helpers.worlds import World, eventually
+
+
+async def leading(crew: Crew, hand: Hand) -> None:
+    """Wait until `hand` leads."""
+    assert hand.leader is not None
+    await eventually(hand.leader.is_leader, "it leads")
+    await crew.settle()
+
+
+async def test_only_the_leader_runs_it(world: World, clock: MovableClock) -> None:
+    async with Crew(world, clock) as crew:
+        first = await crew.hand(2.0, leader=True)
+        await leading(crew, first)
+        second = await crew.hand(2.0, leader=True)
+        await crew.let_pass(20.0)
+        assert len(first.runs) in (11, 12)
+        assert not second.runs
+        assert second.outcomes == {"skipped": 11}
+
+
+async def test_whoever_begins_to_lead_fires_at_once(world: World, clock: MovableClock) -> None:
+    async with Crew(world, clock) as crew:
+        first = await crew.hand(60.0, leader=True)
+        await leading(crew, first)
+        await crew.let_pass(10.0)
+        second = await crew.hand(60.0, leader=True)
+        await crew.let_pass(10.0)
+        await crew.stop(first)
+        stopped = clock.now()
+        await eventually(lambda: second.runs, "it ran")
+        assert second.runs == [pytest.approx(stopped, abs=0.5)]
+        await crew.let_pass(60.5)
+        assert second.runs[1:] == [second.runs[0] + 60.0]
+
+
+async def test_no_lock_backend_is_needed(nothing_left: None) -> None:
+    ran: list[str] = []
+    leader = LeaderElection("job")
+    tasks = Tasks(tasks=[leader])
+
+    @tasks.every(seconds=60, leader=leader)
+    async def job() -> None:
+        ran.append("job")
+
+    async with Grelmicro(uses=[Coordination(election=MemoryProvider()), tasks]):
+        await eventually(lambda: ran, "it ran")
+    assert ran == ["job"]
+
+
+async def test_a_lost_term_cancels_the_run_and_is_counted(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut: list[float] = []
+
+    async def work() -> None:
+        try:
+            await pause(clock, 100.0)
+        finally:
+            cut.append(clock.now())
+
+    async with Crew(world, clock) as crew:
+        hand = await crew.hand(200.0, work, leader=True)
+        await leading(crew, hand)
+        await crew.let_pass(0.5)
+        assert hand.runs
+        sent = clock.now()
+        hand.store.break_down(refused)
+        await crew.let_pass(12.0)
+        assert len(cut) == 1
+        assert cut[0] <= sent + 10.0
+        assert hand.task.outcomes["lost"] == 1
+        assert hand.task.outcomes["error"] == 0
+    assert "task job lost leadership while it ran" in caplog.text
+
+
+async def test_with_a_lock_too_both_must_hold(world: World, clock: MovableClock) -> None:
+    """The lock keeps the interval when leadership changes hands in between."""
+    async with Crew(world, clock) as crew:
+        first = await crew.hand(20.0, leader=True, lock={})
+        await leading(crew, first)
+        second = await crew.hand(20.0, leader=True, lock={})
+        await crew.let_pass(5.0)
+        started = first.runs[0]
+        await crew.stop(first)
+        await eventually(lambda: second.leader is not None and second.leader.is_leader(), "it leads")
+        await crew.let_pass(10.0)
+        assert not second.runs
+        await crew.let_pass(26.5)
+        assert second.runs == pytest.approx([started + 20.5, started + 40.0], abs=1.6)
+
+
+async def test_a_body_that_finds_that_it_does_not_lead_is_skipped(world: World, clock: MovableClock) -> None:
+    async with Crew(world, clock) as crew:
+        election = LeaderElection("another")
+
+        async def work() -> None:
+            election.guard()
+
+        hand = await crew.hand(2.0, work)
+        await crew.let_pass(1.0)
+        assert hand.outcomes == {"skipped": 1}
+        with pytest.raises(NotLeaderError):
+            election.guard()
+
+
+async def test_a_thread_keeps_the_term_until_it_ends(real_world: World) -> None:
+    """It cannot be stopped, so nobody else may lead as long as it runs and the lease lasts."""
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+    hand = await started_thread(real_world, begun, go_on, ended)
+    follower = LeaderElection("job", backend=hand.election_backend)
+    async with hand.election_backend:
+        service = asyncio.create_task(follower())
+        await eventually(begun.is_set, "it runs")
+        stop = asyncio.create_task(hand.stop())
+        await asyncio.sleep(0.2)
+        assert hand.leader is not None
+        assert not follower.is_leader()
+        assert not stop.done()
+        go_on.set()
+        await asyncio.wait_for(stop, 10)
+        assert ended.is_set()
+        await asyncio.wait_for(follower.wait_for_leader(), 10)
+        assert hand.task.outcomes["error"] == 1  # it was cut off: nobody waited for it any more
+        service.cancel()
+        await asyncio.wait({service})
+
+
+async def started_thread(world: World, begun: threading.Event, go_on: threading.Event, ended: threading.Event) -> Hand:
+    """A worker that leads and whose task runs in a thread; its patience at the end is over at once."""
+    hand = Hand(world.troubled(), world.clock, None)  # type: ignore[arg-type]
+    hand.tasks = Tasks(shutdown_timeout=0.0)
+    hand.leader = LeaderElection("job", backend=hand.election_backend)
+    hand.tasks.add_task(hand.leader)
+
+    @hand.tasks.every(seconds=60, name="job", leader=hand.leader)
+    def job() -> None:
+        begun.set()
+        assert go_on.wait(10)
+        ended.set()
+
+    await hand.start()
+    return hand
+
+
+async def test_a_gate_that_opens_and_closes_is_followed(world: World, clock: MovableClock) -> None:
+    async with Crew(world, clock) as crew:
+        hand = await crew.hand(1.0, partial(pause, clock, 0.1), leader=True)
+        await leading(crew, hand)
+        for _ in range(3):
+            hand.store.break_down(refused)
+            await crew.let_pass(20.0)
+            ran = len(hand.runs)
+            await crew.let_pass(5.0)
+            assert len(hand.runs) == ran
+            hand.store.heal()
+            await crew.let_pass(20.0)
+            assert len(hand.runs) >= ran + 10
+        task = hand.task
+        assert isinstance(task, IntervalTask)
+        assert sum(task.outcomes.values()) == pytest.approx(135, abs=6)
