@@ -134,11 +134,10 @@ class SQLiteStore(LeaseStore):
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseStore.release`."""
         table, writer, _, prober = self._get_open()
-        record = await writer.write(table.release, lease, data)
-        if record is None:
-            return False
-        prober.released(record)
-        return True
+        outcome = writer.write(table.release, lease, data)
+        # Before it is done: what those who wait now ask comes after it on the same thread.
+        prober.releasing(lease)
+        return await outcome is not None
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""

@@ -1,6 +1,5 @@
 """One SQLite connection on a thread of its own, which survives cancellation, forks and the loss of its file."""
 
-import asyncio
 import logging
 import os
 import random
@@ -9,12 +8,13 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
 from grelmicro.backends.sqlite_file import FileId, create, file_id
+from grelmicro.backends.sqlite_thread import WorkerThread
 from grelmicro.errors import BackendUnavailableError, OutOfContextError
 
 logger = logging.getLogger("grelmicro.coordination")
@@ -72,8 +72,8 @@ class Lane:
         self._path = path
         self._prepare = prepare
         self._quiet = quiet
-        self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, thread_name_prefix="grelmicro-sqlite")
-        self._ending: ThreadPoolExecutor | None = None
+        self._thread: WorkerThread | None = WorkerThread("grelmicro-sqlite")
+        self._ending: WorkerThread | None = None
         self._mutex = threading.Lock()  # whoever has it may touch the connection
         self._connections: list[sqlite3.Connection] = []  # at most one
         self._file: FileId | None = None
@@ -83,19 +83,18 @@ class Lane:
         weakref.finalize(self, _close_all, self._connections)
         _lanes.add(self)
 
-    async def read(self, unit: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
+    def read(self, unit: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> Awaitable[T]:
         """Run a unit that only reads."""
-        return await self._in_thread(partial(self._run, time.monotonic() + BUSY_TIMEOUT, unit, *args))
+        return self._in_thread(partial(self._run, time.monotonic() + BUSY_TIMEOUT, unit, *args))
 
-    async def write(self, unit: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:
-        """Run a unit as one transaction."""
-        return await self._in_thread(partial(self._run, time.monotonic() + BUSY_TIMEOUT, transact, unit, *args))
+    def write(self, unit: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> Awaitable[T]:
+        """Begin to run a unit as one transaction; units run in the order in which they were begun."""
+        return self._in_thread(partial(self._run, time.monotonic() + BUSY_TIMEOUT, transact, unit, *args))
 
     def later(self, unit: Unit) -> None:
         """Run a unit when the thread is free; nobody learns how it ended."""
         if self._thread is not None:
-            with suppress(RuntimeError):  # the interpreter is about to end
-                self._thread.submit(self._try, unit, 0.0)
+            self._thread.submit(partial(self._try, unit, 0.0))
 
     def close(self, last: Unit | None = None) -> "Future[None]":
         """Run `last`, as far as it works out, close the connection and end the thread. The future says when."""
@@ -104,23 +103,19 @@ class Lane:
             closed: Future[None] = Future()
             closed.set_result(None)
             return closed
-        future = self._ending.submit(self._finish, last)
-        self._ending.shutdown(wait=False)
+        future = self._ending.submit(partial(self._finish, last))
+        self._ending.end()
         return future
 
     def join(self) -> None:
         """Wait for the thread's end, which is near once the future of `close` is done."""
         if self._ending is not None:
-            self._ending.shutdown(wait=True)
+            self._ending.join()
 
     def _in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         if self._thread is None:
             raise OutOfContextError("the SQLite store was closed while it was in use: keep it open until its users end")
-        # Not run_in_executor, which chains two futures and so takes half as long again.
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-        self._thread.submit(_carry_out, work, loop, future)
-        return future
+        return self._thread.run(work)
 
     def _run(self, until: float, unit: Callable[..., T], *args: object) -> T:
         """Carry out a unit, again and again until then while the file is locked."""
@@ -136,6 +131,8 @@ class Lane:
                 raise BackendUnavailableError(
                     f"the SQLite file {self._path} cannot be reached ({error.strerror}): check its directory"
                 ) from error
+            if (thread := self._thread or self._ending) is not None:
+                thread.tell()
             # SQLite's own waiting soon sleeps 100 ms at a time, so it is switched off.
             time.sleep(pause * (0.5 + random.random()))
             pause = min(pause * 2, LONGEST_PAUSE)
@@ -225,25 +222,6 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
-
-
-def _carry_out(work: Callable[[], T], loop: asyncio.AbstractEventLoop, future: asyncio.Future[T]) -> None:
-    """Do the work on this thread, and let the future on its event loop have the outcome."""
-    if future.cancelled():  # before it began
-        return
-    try:
-        answer = work()
-    except BaseException as error:
-        outcome: Callable[[], object] = partial(_settle, future.set_exception, future, error)
-    else:
-        outcome = partial(_settle, future.set_result, future, answer)
-    with suppress(RuntimeError):  # the loop is gone, and with it whoever asked
-        loop.call_soon_threadsafe(outcome)
-
-
-def _settle(setter: Callable[[T], object], future: asyncio.Future[Any], outcome: T) -> None:
-    if not future.done():
-        setter(outcome)
 
 
 def transact(connection: sqlite3.Connection, unit: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> T:

@@ -72,10 +72,10 @@ class Prober:
             if watched.signal.idle and self._watched.get(name) is watched:
                 del self._watched[name]
 
-    def released(self, record: Lease) -> None:
-        """This process set `record` free: hint at once, so that the next look need not."""
-        if (watched := self._watched.get(record.name)) is not None:
-            watched.hinted = (record.fence, "", 0)
+    def releasing(self, lease: Lease) -> None:
+        """This process is about to set `lease` free: hint at once, so that the next look need not."""
+        if (watched := self._watched.get(lease.name)) is not None:
+            watched.hinted = (lease.fence, "", 0)
             watched.signal.send()
 
     def shortened(self, name: str) -> None:

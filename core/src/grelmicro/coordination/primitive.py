@@ -122,11 +122,10 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
     def _ask_now(self, backend: LockBackend, instant: InstantLeases, owner: Owner, token: str) -> LockHandle | None:
         """`_ask` without waiting, where the store allows that."""
         duration = self._duration()
-        sent_at = backend.clock.now()
         lease = instant.acquire_now(self._key, token, duration)
         if lease.holder != token:
             return None
-        return self._granted(backend, owner, lease, sent_at, duration)
+        return self._granted(backend, owner, lease, lease.now, duration)
 
     def _duration(self) -> float:
         """Seconds to ask for."""

@@ -1,23 +1,40 @@
 """Waiting for a lease: in order within a process, where only the first in line asks the store."""
 
 import asyncio
+import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from random import random
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from grelmicro.clock import Clock, sleep, time_limit
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, LockTimeoutError, OutcomeUnknownError
 from grelmicro.leases import Lease, Waiter
 
-T = TypeVar("T")
+
+class Grant(Protocol):
+    """What is waited for."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it is valid and no release was begun."""
+
+    @property
+    def expires_in(self) -> float:
+        """Seconds for which it is surely held."""
+
+
+T = TypeVar("T", bound=Grant)
 
 SAFETY_POLL = 10.0
 """Seconds after which a waiter asks again although its store promised a hint: hints are never relied on."""
 
 LOCAL_RUN = 4
 """Hand-overs in a row within one process before it lets another process, if one waits, go first."""
+
+MOST_RUNS = 1000
+"""Names for which such hand-overs are counted at most."""
 
 PATIENCE = 0.5
 """Seconds for which a request in flight at the deadline counts as slow, if the store answered before."""
@@ -28,9 +45,19 @@ class Line:
 
     def __init__(self) -> None:
         self.places: dict[asyncio.Future[None], None] = {}
-        self.run = 0  # grants in a row to this process while another one waited
+        # The last one that somebody in this line got. Weak, since a lease that its owner dropped must end.
+        self._grant: weakref.ref[Grant] | None = None
         self.asked_at: float | None = None  # when the request in flight was sent
         self.failure: CoordinationBackendError | None = None  # of the last request, if it failed
+
+    def was_granted(self, grant: Grant) -> None:
+        """Somebody in this line got it."""
+        self._grant = weakref.ref(grant)
+
+    def held_for(self) -> float:
+        """Seconds for which whoever in this line got it last still holds it; 0.0 when that is over."""
+        grant = None if self._grant is None else self._grant()
+        return grant.expires_in if grant is not None and grant.held else 0.0
 
 
 class Queues:
@@ -38,6 +65,7 @@ class Queues:
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = {}
+        self.runs: dict[str, int] = {}  # grants in a row to this process, where another one waits
 
     def join(self, key: str) -> tuple[Line, asyncio.Future[None]]:
         """Join the line of `key`; the future is one's place, and completes when one is first."""
@@ -60,9 +88,19 @@ class Queues:
         elif self.lines.get(key) is line:
             del self.lines[key]
 
+    def granted(self, key: str, waited: bool) -> None:
+        """Count a grant to this process, while another one waits."""
+        if waited:
+            if len(self.runs) >= MOST_RUNS:
+                self.runs.clear()  # of names that nobody may ask for again
+            self.runs[key] = self.runs.get(key, 0) + 1
+        else:
+            self.runs.pop(key, None)
+
     def clear(self) -> None:
         """Forget the lines of an event loop that is gone."""
         self.lines.clear()
+        self.runs.clear()
 
 
 @dataclass(slots=True)
@@ -101,9 +139,9 @@ class Wait(Generic[T]):
         joined_at = self.clock.now()
         try:
             if timeout is None:
-                return await self._in_line(line, place)
+                return await self._in_line(queues, key, line, place)
             async with time_limit(self.clock, timeout) as scope:
-                return await self._in_line(line, place)
+                return await self._in_line(queues, key, line, place)
         except TimeoutError:
             if timeout is None or not scope.expired():  # the store's own
                 raise
@@ -112,25 +150,32 @@ class Wait(Generic[T]):
         finally:
             queues.leave(key, line, place)
 
-    async def _in_line(self, line: Line, place: asyncio.Future[None]) -> T:
+    async def _in_line(self, queues: Queues, key: str, line: Line, place: asyncio.Future[None]) -> T:
         if place.done():
             # Nobody waits in this process: it may well be free, and then a subscription would be for nothing.
-            _, at_once = await self._ask(line, False)
+            await self._let_others_go_first(queues, key)
+            lease, at_once = await self._ask(line, False)
             if at_once is not None:
+                queues.granted(key, lease.waited)
+                line.was_granted(at_once)
                 return at_once
         else:
             await place
-            await self._let_others_go_first(line)
-        return await self._ask_until_granted(line)
+            await self._let_others_go_first(queues, key)
+        return await self._ask_until_granted(queues, key, line)
 
-    async def _ask_until_granted(self, line: Line) -> T:
+    async def _ask_until_granted(self, queues: Queues, key: str, line: Line) -> T:
         grant: T | None = None
         try:
             async with self.watch() as waiter:
+                if (held_for := line.held_for()) > 0:
+                    # Whoever was before in this line has it, and its release is a hint: there is nothing to ask yet.
+                    await waiter.wait(min(held_for, SAFETY_POLL if waiter.pushes else self._jittered()))
                 while True:
                     lease, grant = await self._ask(line, True)
                     if grant is not None:
-                        line.run = line.run + 1 if lease.waited else 0
+                        queues.granted(key, lease.waited)
+                        line.was_granted(grant)
                         return grant
                     # A lease is live at the very instant of its expiry, so look a moment after it.
                     poll = SAFETY_POLL if waiter.pushes else self._jittered()
@@ -140,9 +185,9 @@ class Wait(Generic[T]):
                 self.undo(grant)
             raise
 
-    async def _let_others_go_first(self, line: Line) -> None:
-        if line.run >= LOCAL_RUN:
-            line.run = 0
+    async def _let_others_go_first(self, queues: Queues, key: str) -> None:
+        if queues.runs.get(key, 0) >= LOCAL_RUN:
+            del queues.runs[key]
             await sleep(self.clock, self.notice)
 
     async def _ask(self, line: Line, waiting: bool) -> tuple[Lease, T | None]:

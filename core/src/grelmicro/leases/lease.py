@@ -161,7 +161,10 @@ class LeaseStore(Resource, ABC):
 
 @runtime_checkable
 class InstantLeases(Protocol):
-    """What a store offers besides that never waits: the same operations as plain calls, for uncontended locks."""
+    """What a store offers besides that never waits: the same operations as plain calls, for uncontended locks.
+
+    Its records tell the time of the store's `clock`.
+    """
 
     def acquire_now(self, name: str, holder: str, ttl: float) -> Lease:
         """See `LeaseStore.acquire`."""
