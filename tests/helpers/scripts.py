@@ -28,8 +28,10 @@ class Script:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
         self._lines: Queue[str] = Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._complaints: list[str] = []
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
 
     def tell(self, line: str = "go") -> None:
         """Write it a line."""
@@ -59,15 +61,19 @@ class Script:
         assert self._process.stdin is not None
         self._process.stdin.close()
         code = self._process.wait(patience)
-        self._reader.join()
+        for reader in self._readers:
+            reader.join()
         rest = []
         while line := self._lines.get():
             rest.append(line)
         return Ending(code, "".join(rest), self._errors())
 
     def _errors(self) -> str:
+        return "".join(self._complaints)
+
+    def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        return self._process.stderr.read()
+        self._complaints.extend(self._process.stderr)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

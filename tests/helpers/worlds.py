@@ -81,3 +81,12 @@ async def eventually(condition: Callable[[], object], what: str, patience: float
     while not condition():
         assert monotonic() < until, f"not within {patience:g} s: {what}"
         await asyncio.sleep(0.002)
+
+
+async def pass_by(clock: MovableClock, client: LockAdapter, seconds: float, *, step: float = 0.5) -> None:
+    """Let `seconds` pass slowly enough for the store to answer in time."""
+    for _ in range(round(seconds / step)):
+        await clock.advance(step)
+        renewal = client.renewer._call
+        if renewal is not None:
+            await asyncio.wait({renewal}, timeout=0.05)

@@ -39,6 +39,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.coordination.primitive",
         "grelmicro.coordination.lock",
         "grelmicro.coordination.tasklock",
+        "grelmicro.coordination.standing",
         "grelmicro.coordination.campaign",
         "grelmicro.coordination.leaderelection",
         "grelmicro.coordination.component",

@@ -45,7 +45,7 @@ class Scene:
 async def scene(world: World, fault: bool) -> AsyncIterator[Scene]:
     store = world.troubled()
     if fault:
-        store.break_down(late(request=0.001, reply=0.001))
+        store.break_down(late(request=0.0005, reply=0.0005))
     async with LockAdapter(store) as client, world.client() as other:
         played = Scene(
             store,
@@ -79,7 +79,7 @@ async def others_release_soon(played: Scene) -> None:
     handle = await played.others.acquire()
 
     async def release() -> None:
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.005)
         await handle.release()
 
     played.beside(release())
@@ -215,14 +215,13 @@ async def play(world: World, name: str, at: int, when: When, *, level: bool, slo
         return reached
 
 
-@pytest.mark.parametrize("slow", [False, True], ids=["prompt", "slow"])
 @pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
 @pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
 @pytest.mark.parametrize("name", PLAYS)
-async def test_a_cancellation_leaves_nothing_behind(
-    real_world: World, name: str, when: When, level: bool, slow: bool
-) -> None:
-    at = 1
-    while await play(real_world, name, at, when, level=level, slow=slow):
-        at += 1
-    assert at > 1 or (real_world.kind == "memory" and not slow)
+async def test_a_cancellation_leaves_nothing_behind(real_world: World, name: str, when: When, level: bool) -> None:
+    # A store in memory answers before anything can come between, so a cancellation needs a slow connection to it.
+    for slow in (True,) if real_world.kind == "memory" else (False, True):
+        at = 1
+        while await play(real_world, name, at, when, level=level, slow=slow):
+            at += 1
+        assert at > 1

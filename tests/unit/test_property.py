@@ -21,7 +21,7 @@ from grelmicro.backends.sqlite import SQLiteStore
 from grelmicro.leases import Lease, LeaseStore
 from grelmicro.testing import MovableClock
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a failure takes its time to be made small
 
 T = TypeVar("T")
 
@@ -260,4 +260,4 @@ often = settings(
 TestLeasesInMemory = LeaseMachine.TestCase
 TestLeasesInMemory.settings = often
 TestLeasesInSQLite = SQLiteMachine.TestCase
-TestLeasesInSQLite.settings = settings(often, max_examples=25)
+TestLeasesInSQLite.settings = settings(often, max_examples=40)

@@ -1,6 +1,7 @@
 """What is special about leases in a SQLite file, in one process."""
 
 import asyncio
+import gc
 import logging
 import os
 import sqlite3
@@ -182,6 +183,18 @@ async def test_it_can_be_opened_by_the_next_event_loop_after_one_that_ended_with
     await asyncio.to_thread(scenario)
 
 
+async def test_a_store_that_is_forgotten_ends_its_threads(path: Path) -> None:
+    async def forget() -> None:
+        store = SQLiteStore(path)
+        await store.__aenter__()
+        await store.acquire("lock:a", "a", 60)
+        await store.read("lock:a")
+
+    await forget()
+    gc.collect()
+    # `no_thread_left` looks for what is left of it.
+
+
 # The clock
 
 
@@ -240,7 +253,7 @@ async def test_a_file_that_two_hosts_share_gives_one_warning(
         warnings(caplog)
         == [
             "'lock:a' was held under another start of the host since this host was started: if several hosts share the "
-            "SQLite file, they do not exclude each other; use Redis or PostgreSQL for that"
+            "SQLite file, they do not exclude each other; use a store that all of them reach by network"
         ]
         * 2
     )

@@ -318,6 +318,28 @@ def test_a_program_that_never_closes_it_ends_all_the_same(
     assert (lines == []) is (send is None), errors
 
 
+EXIT_IN_TRAFFIC = """
+import asyncio, sys
+from grelmicro.backends.sqlite import SQLiteStore
+
+async def main():
+    store = SQLiteStore(sys.argv[1])
+    await store.__aenter__()
+    requests = [asyncio.create_task(store.acquire(f"lock:{number}", "h", 5)) for number in range(200)]
+    await asyncio.sleep(0.003)
+    print("busy", flush=True)
+    sys.exit(3)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_program_may_end_in_the_middle_of_traffic(path: Path) -> None:
+    for _ in range(15):
+        assert run(EXIT_IN_TRAFFIC, path)[:3] == (3, "busy\n", "")
+
+
 FORK = """
 import asyncio, os, sys
 from grelmicro.backends.sqlite import SQLiteStore

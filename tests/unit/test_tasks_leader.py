@@ -176,3 +176,22 @@ async def test_a_gate_that_opens_and_closes_is_followed(world: World, clock: Mov
         task = hand.task
         assert isinstance(task, IntervalTask)
         assert sum(task.outcomes.values()) == pytest.approx(135, abs=6)
+
+
+async def test_an_election_that_was_never_started_is_told_once(
+    nothing_left: None, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    leader, other = LeaderElection("job"), LeaderElection("other")
+    tasks = Tasks(clock=clock)
+    tasks.every(seconds=2, name="forgotten", leader=leader)(lambda: None)
+    tasks.every(seconds=2, name="standing", leader=other)(lambda: None)
+    async with tasks:
+        service = asyncio.create_task(other())
+        await clock.advance(20.0)
+        service.cancel()
+        await asyncio.wait({service})
+    told = [record.getMessage() for record in caplog.records if record.name == "grelmicro.task"]
+    assert told == [
+        "task forgotten waits for the leader of 'job', and this worker takes no part in that election: "
+        "add it to Tasks, or run it in a task of its own"
+    ]

@@ -80,7 +80,7 @@ class Lane:
         self.opened = 0
         """How many connections it has had."""
         # A program that ends without closing anything ends without a warning all the same.
-        weakref.finalize(self, _close_all, self._connections)
+        weakref.finalize(self, _put_away, self._thread, self._connections)
         _lanes.add(self)
 
     def read(self, unit: Callable[[sqlite3.Connection, *Ts], T], *args: *Ts) -> Awaitable[T]:
@@ -237,6 +237,13 @@ def transact(connection: sqlite3.Connection, unit: Callable[[sqlite3.Connection,
                 connection.execute("ROLLBACK")
         raise
     return answer
+
+
+def _put_away(thread: WorkerThread, connections: list[sqlite3.Connection]) -> None:
+    """End what nobody closed, the thread first: a connection that is closed while it works takes the program down."""
+    thread.end()
+    if thread.join(BUSY_TIMEOUT + LAST_PATIENCE):
+        _close_all(connections)
 
 
 def _close_all(connections: list[sqlite3.Connection]) -> None:

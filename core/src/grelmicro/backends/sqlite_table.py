@@ -293,7 +293,7 @@ class Table:
             self._warned = True
             logger.warning(
                 "%r was held under another start of the host since this host was started: if several hosts share the "
-                "SQLite file, they do not exclude each other; use Redis or PostgreSQL for that",
+                "SQLite file, they do not exclude each other; use a store that all of them reach by network",
                 row.name,
             )
 

@@ -53,14 +53,16 @@ class WorkerThread:
         """Let the thread end when it has done all that it was given."""
         self._work.put(None)
 
-    def join(self) -> None:
-        """Wait for that."""
-        if self._thread is not None:
-            self._thread.join()
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait for that, for `timeout` seconds at most; whether it does nothing any more."""
+        if self._thread is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _put(self, work: Callable[[], object]) -> None:
         if self._thread is None:
-            # A daemon: a program that closes nothing must still be able to exit.
+            # A daemon: a program that closes nothing must still be able to exit. Its owner ends it before that.
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._work.put(work)

@@ -13,12 +13,13 @@ from pydantic import model_validator
 from grelmicro import lifecycle
 from grelmicro.clock import sleep
 from grelmicro.config import Interval, Ratio, Reconfigurable, Seconds, WorkerConfig, build, check_name
-from grelmicro.coordination.campaign import Campaign, Standing
+from grelmicro.coordination.campaign import Campaign
 from grelmicro.coordination.identity import worker_name
 from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LeaderRecord
 from grelmicro.coordination.resolve import BackendSource
+from grelmicro.coordination.standing import Standing
 from grelmicro.errors import LeadershipLostError, NotLeaderError, SettingsValidationError, TaskError
 from grelmicro.leases.lease import NO_DATA
 

@@ -5,8 +5,10 @@ import contextvars
 import inspect
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 
 from grelmicro.coordination import LockHandle
+from grelmicro.coordination.standing import end
 
 logger = logging.getLogger("grelmicro.task")
 
@@ -54,8 +56,7 @@ async def _run_awaitable(name: str, work: object, handle: LockHandle | None) -> 
         await body
     finally:
         if not body.done():
-            body.cancel()
-            await asyncio.wait({body})
+            await end(body)
             if not body.cancelled() and (error := body.exception()) is not None:
                 logger.error("task %s failed when it was cancelled", name, exc_info=error)
 
@@ -66,11 +67,10 @@ async def _run_in_thread(function: Function, handle: LockHandle | None, *, in_te
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
-        # As long as it runs the term and the lease are kept, unless they run out.
-        if in_term:
-            await _ended(thread)
-        elif handle is not None:
-            await first([_ended(thread), handle.wait_lost()])
+        # As long as it runs the term is kept, or the lease unless it runs out; however often this task is cancelled.
+        while not thread.done() and (in_term or (handle is not None and not handle.lost)):
+            with suppress(asyncio.CancelledError):
+                await (_ended(thread) if in_term or handle is None else first([_ended(thread), handle.wait_lost()]))
         raise
 
 

@@ -10,7 +10,15 @@ from random import random
 
 from grelmicro.clock import SYSTEM_CLOCK, Clock, sleep
 from grelmicro.coordination import LeaderElection, LockHandle, TaskLock
-from grelmicro.errors import GrelmicroError, LeadershipLostError, LockLostError, NotLeaderError, WouldBlockError
+from grelmicro.coordination.outage import Outage
+from grelmicro.errors import (
+    GrelmicroError,
+    LeadershipLostError,
+    LockLostError,
+    NotLeaderError,
+    TaskError,
+    WouldBlockError,
+)
 from grelmicro.events import emit
 from grelmicro.task import body
 from grelmicro.task.body import Function
@@ -26,6 +34,9 @@ STAND_BY = 0.05
 
 LONGEST_STAND_BY = 5.0
 """Seconds for which it does so at most."""
+
+ERROR_INTERVAL = 30.0
+"""Seconds between two log lines about an outage that goes on."""
 
 
 class IntervalTask:
@@ -62,6 +73,7 @@ class IntervalTask:
         self._due: float | None = None
         self._theirs: float | None = None  # when it is due next by the grid of another worker, which ran
         self._ran = False  # at the last due time
+        self._outage = Outage(f"task {name}", logger)
         self.last_fire: Fire | None = None
         self.outcomes: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
 
@@ -100,7 +112,7 @@ class IntervalTask:
         self._due, self._theirs, self._ran = self.clock.now(), None, False
         try:
             while not stop.is_set():
-                await self._fire(self._due)
+                await self._fire(self._due, stop)
                 self._due = await self._wait(self._due, stop)
         finally:
             self._due = None
@@ -139,11 +151,11 @@ class IntervalTask:
         self._count("missed", 0.0, missed)
         return due + missed * self._seconds
 
-    async def _fire(self, due: float) -> None:
+    async def _fire(self, due: float, stop: asyncio.Event) -> None:
         started = self.clock.now()
         outcome: Outcome = "error"  # also when it is cut off by the end of a shutdown's patience
         try:
-            outcome = await self._attempt(due)
+            outcome = await self._attempt(due, stop)
         finally:
             self._count(outcome, self.clock.now() - started)
 
@@ -154,9 +166,10 @@ class IntervalTask:
         for _ in range(fires):
             emit("fired", self._name, duration, outcome)
 
-    async def _attempt(self, due: float) -> Outcome:
+    async def _attempt(self, due: float, stop: asyncio.Event) -> Outcome:
         """Run it if it is this worker's turn."""
         if self._leader is not None and not self._leader.is_leader():
+            self._look_after(self._leader)
             return "skipped"
         if self._lock is None:
             return await self._run(None)
@@ -165,12 +178,14 @@ class IntervalTask:
             late = self.clock.now() - due
             try:
                 async with self._lock as handle:
+                    self._answered()
                     self._ran = True
                     if late < self._seconds * TOLERANCE:
                         handle.backdate(late)  # or each run would push the next one a little further
                     outcome = await self._run(handle)
                 return outcome
             except WouldBlockError as busy:
+                self._answered()
                 left = busy.retry_after or 0.0
             except LockLostError:
                 return "lost"
@@ -181,7 +196,9 @@ class IntervalTask:
                 return "skipped"
             if not self._ran:
                 due = self._due = self.clock.now() + left  # another worker's hold: its grid is the one that counts
-            await sleep(self.clock, left + 0.001)
+            await self._sleep(left + 0.001, stop)
+            if stop.is_set():
+                return "skipped"
 
     def _follow(self, left: float) -> None:
         """Another worker has the lock for `left` seconds: if that is the hold of an interval, it tells the grid."""
@@ -190,14 +207,28 @@ class IntervalTask:
         if left <= self._seconds <= self._lock.config.min_hold_duration:
             self._theirs = self.clock.now() + left
 
+    def _answered(self) -> None:
+        self._outage.over(self.clock.now())
+
     def _in_trouble(self, error: Exception, outcome: Outcome | None) -> Outcome:
         """The lock failed, before it ran or after that with `outcome`."""
         told = error if isinstance(error, GrelmicroError) else f"{type(error).__name__}: {error}"
         if outcome is None:
-            logger.warning("task %s did not run, since it could not be told whose turn it is: %s", self._name, told)
+            reason = TaskError(f"it did not run, since it could not be told whose turn it is: {told}")
+            self._outage.note(reason, self.clock.now(), ERROR_INTERVAL)
             return "coordination_error"
         logger.warning("task %s ran, and its lock could not be given back: %s", self._name, told)
         return outcome
+
+    def _look_after(self, leader: LeaderElection) -> None:
+        """Tell once, and not before it had the time to start, that an election does not run: then nobody leads."""
+        if self.outcomes["skipped"] == 1 and not leader.is_running():
+            logger.warning(
+                "task %s waits for the leader of '%s', and this worker takes no part in that election: "
+                "add it to Tasks, or run it in a task of its own",
+                self._name,
+                leader.name,
+            )
 
     async def _run(self, handle: LockHandle | None) -> Outcome:
         """Run the function, as long as the lease and the term that it runs under last."""

@@ -70,14 +70,20 @@ class Tasks(TaskRouter, Resource):
     async def close(self) -> None:
         """Let fires that run end, then stop the elections; cancel what is not done within the shutdown timeout."""
         self.hand_over()
-        if self._ending is not None:
-            try:
-                await asyncio.shield(self._ending)
-            except asyncio.CancelledError:
-                self._hurry()
-                await asyncio.shield(self._ending)
-                raise
-        self._ending = None
+        ending, cancelled = self._ending, None
+        try:
+            while ending is not None and not ending.done():
+                try:
+                    await asyncio.shield(ending)
+                except asyncio.CancelledError as error:
+                    # A scope of anyio cancels again and again; the tasks have to be over all the same.
+                    if cancelled is None:
+                        self._hurry()
+                    cancelled = error
+        finally:
+            self._ending = None
+        if cancelled is not None:
+            raise cancelled
 
     def hand_over(self) -> None:
         """Begin to close: no new fire begins, and leadership passes to another worker; returns at once."""

@@ -1,0 +1,127 @@
+"""Where an instance stands in an election: its term, what it knows of others, and the work that runs in the term."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Protocol, TypeVar
+
+from grelmicro import lifecycle
+from grelmicro.clock import DRIFT, SYSTEM_CLOCK, Clock, Signal
+from grelmicro.coordination.records import LeaderRecord
+from grelmicro.leases import Lease
+
+logger = logging.getLogger("grelmicro.leader_election")
+
+T = TypeVar("T")
+
+
+async def end(work: asyncio.Future[T]) -> None:
+    """Cancel `work` and wait for its end, however often the caller is cancelled: each time is passed on to it."""
+    while not work.done():
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({work})
+
+
+class Timing(Protocol):
+    """The settings of an election, in seconds."""
+
+    lease_duration: float
+    renew_deadline: float
+    retry_interval: float
+    retry_jitter: float
+    backend_timeout: float
+    error_interval: float
+
+
+class Term:
+    """One uninterrupted period of leadership, known by its fence. Times are on the backend's local clock."""
+
+    def __init__(self, lease: Lease, sent_at: float, timing: Timing) -> None:
+        self.began_at = sent_at
+        self.over = False
+        self.confirm(lease, sent_at, timing)
+
+    def confirm(self, lease: Lease, sent_at: float, timing: Timing) -> None:
+        """A request sent at `sent_at` was granted: everything counts from then, since the answer may be late."""
+        self.lease = lease
+        self.sent_at = sent_at
+        self.held_until = sent_at + timing.lease_duration * (1 - DRIFT)
+        self.lead_until = min(sent_at + timing.renew_deadline, self.held_until)
+
+    def ask(self, sent_at: float, timing: Timing) -> None:
+        """A renewal is sent. Its answer may be lost, so if it shortens the lease, that counts from now on."""
+        self.held_until = min(self.held_until, sent_at + timing.lease_duration * (1 - DRIFT))
+        self.lead_until = min(self.lead_until, self.held_until)
+
+
+class Standing:
+    """Where an instance stands: its term if it leads, the record it saw last, and the work that runs in the term."""
+
+    def __init__(self, worker: str) -> None:
+        self.generation = lifecycle.generation
+        self.worker = worker
+        self.service: asyncio.Task[None] | None = None
+        self.ending = False  # the service was cancelled, and is ending in order
+        self.clock: Clock = SYSTEM_CLOCK
+        self.term: Term | None = None
+        self.record: LeaderRecord | None = None
+        self.changed = Signal()
+        self._bodies: set[asyncio.Task[object]] = set()
+
+    def leading_for(self, term: Term | None = None) -> float:
+        """Seconds for which it surely leads (in `term`, if given); 0.0 when it does not."""
+        current = self.term
+        if current is None or current.over or (term is not None and term is not current):
+            return 0.0
+        return max(current.lead_until - self.clock.now(), 0.0)
+
+    def begin(self, term: Term) -> None:
+        """Lead."""
+        self.term = term
+        self.changed.send()
+
+    def resign(self) -> None:
+        """Lead no more; the lease stays until the work has ended."""
+        if self.term is not None and not self.term.over:
+            self.term.over = True
+            self.changed.send()
+
+    async def wait_over(self, term: Term) -> None:
+        """Wait until `term` is over."""
+        while (left := self.leading_for(term)) > 0:
+            await self.changed.wait(self.clock, left)
+
+    async def run(self, term: Term, work: Coroutine[object, object, T]) -> tuple[bool, T | None]:
+        """Run `work` until it ends or the term does: whether it was cut off by the end of the term, and its result."""
+        loop = asyncio.get_running_loop()
+        body = loop.create_task(work)
+        over = loop.create_task(self.wait_over(term))
+        self._bodies.add(body)
+        body.add_done_callback(self._body_ended)
+        try:
+            await asyncio.wait({body, over}, return_when=asyncio.FIRST_COMPLETED)
+            if body.done():
+                return False, body.result()
+            body.cancel("leadership was lost")
+            await asyncio.wait({body})
+            if not body.cancelled() and (error := body.exception()) is not None:
+                raise error
+            return True, None
+        finally:
+            over.cancel()
+            if not body.done():
+                await end(body)
+                if not body.cancelled() and (error := body.exception()) is not None:
+                    logger.error("work failed when it was cancelled", exc_info=error)
+
+    async def wait_idle(self, until: float) -> bool:
+        """Wait until the term's work has ended, at most until then; whether it has."""
+        while self._bodies and (left := until - self.clock.now()) > 0:
+            await self.changed.wait(self.clock, left)
+        return not self._bodies
+
+    def _body_ended(self, body: asyncio.Task[object]) -> None:
+        self._bodies.discard(body)
+        self.changed.send()

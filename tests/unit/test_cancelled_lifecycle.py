@@ -1,0 +1,139 @@
+"""Cancelled anywhere while it opens or closes, an app is open or closed, never in between, and can be opened again."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+
+from grelmicro import Grelmicro
+from grelmicro.context import open_apps
+from grelmicro.coordination import Coordination, Lock, OutcomeUnknownError
+from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.task import Tasks
+from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
+from tests.helpers.parts import Part
+from tests.helpers.stores import late, reply_lost
+from tests.helpers.worlds import World, eventually
+
+LONG = 3600.0
+
+Play = Callable[[], Coroutine[Any, Any, object]]
+
+
+async def cancelled_at(play: Play, at: int, when: When, *, level: bool) -> bool:
+    """Run `play` in a task that is cancelled at its suspension number `at`; whether it suspended that often."""
+
+    async def run() -> bool:
+        task = asyncio.current_task()
+        assert task is not None
+        with anyio.CancelScope() as scope:
+            suspended = Suspended(play(), at, when, scope.cancel if level else task.cancel)
+            try:
+                await suspended
+            except asyncio.CancelledError:
+                if level:
+                    raise
+                task.uncancel()
+        return suspended.suspensions >= at
+
+    return await asyncio.create_task(run())
+
+
+def new_app(world: World, log: list[str]) -> Grelmicro:
+    tasks = Tasks()
+
+    @tasks.every(seconds=60)
+    async def tick() -> None:
+        return
+
+    return Grelmicro(uses=[Coordination(world.store()), Part("a", log), tasks])
+
+
+async def idle(client: LockAdapter) -> None:
+    await eventually(lambda: not client._background, "nothing goes on in the background")
+
+
+@pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+async def test_opening(real_world: World, when: When, level: bool) -> None:
+    threads = threading.active_count()
+    at, again = 1, True
+    while again:
+        log: list[str] = []
+        micro = new_app(real_world, log)
+
+        async def enter(micro: Grelmicro = micro) -> None:
+            await micro.__aenter__()
+
+        again = await cancelled_at(enter, at, when, level=level)
+        at += 1
+        if micro.is_open:  # the answer to the last step was there already, or nothing was cancelled
+            await micro.__aexit__(None, None, None)
+        assert not micro.is_open
+        assert micro not in open_apps
+        assert log.count("open a") == log.count("close a")
+        async with micro, Lock("cart"):
+            pass
+    await eventually(lambda: threading.active_count() == threads, "no thread is left")
+
+
+@pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+async def test_closing(real_world: World, when: When, level: bool) -> None:
+    threads = threading.active_count()
+    at, again = 1, True
+    while again:
+        log: list[str] = []
+        micro = new_app(real_world, log)
+        await micro.__aenter__()
+
+        async def leave(micro: Grelmicro = micro) -> None:
+            await micro.__aexit__(None, None, None)
+
+        again = await cancelled_at(leave, at, when, level=level)
+        at += 1
+        assert not micro.is_open
+        assert micro not in open_apps
+        assert log == ["open a", "close a"]
+        async with micro, Lock("cart"):
+            pass
+    await eventually(lambda: threading.active_count() == threads, "no thread is left")
+
+
+@pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+async def test_closing_with_undos(real_world: World, when: When, level: bool) -> None:
+    """What is cut off is the waiting for the undo: nothing of it goes on afterwards, and the backend is closed."""
+    at, again = 1, True
+    while again:
+        store = real_world.troubled()
+        store.break_down(late(request=0.001, reply=0.001))
+        client = LockAdapter(store)
+        await client.__aenter__()
+        handle = await Lock("renewed", backend=client, lease_duration=LONG, auto_renew=True).acquire()
+        store.suffer("acquire", reply_lost)
+        with suppress(OutcomeUnknownError):
+            await Lock("cart", backend=client, lease_duration=LONG).acquire()
+
+        async def leave(client: LockAdapter = client) -> None:
+            await client.__aexit__(None, None, None)
+
+        again = await cancelled_at(leave, at, when, level=level)
+        at += 1
+        assert not client.is_open
+        assert not store.is_open
+        assert not store.inner.is_open
+        assert handle.lost
+        await idle(client)
+        async with real_world.client() as other:
+            if not again:
+                await Lock("cart", backend=other).acquire_nowait()
+            for name in ("renewed", "cart"):
+                record = await other.read(f"lock:{name}")
+                assert record is not None
+                if record.live:
+                    await other.release(record)

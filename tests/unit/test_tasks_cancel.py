@@ -1,0 +1,145 @@
+"""Cancelled at any moment, a task leaves no lease and no running body, and its fire is counted once."""
+
+import asyncio
+import threading
+from contextlib import suppress
+
+import pytest
+
+from grelmicro.coordination import LeaderElection, TaskLock
+from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter
+from grelmicro.task import IntervalTask
+from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
+from tests.helpers.stores import late
+from tests.helpers.worlds import World, eventually
+
+LONG = 3600.0
+"""A lease that does not end by itself within a test."""
+
+MOST_SUSPENSIONS = 60
+"""More than a few fires need: what suspends more often runs in circles."""
+
+FIRES = 3
+
+
+async def play(world: World, at: int, when: When, *, leads: bool, slow: bool) -> bool:
+    """Fire a few times, and cancel it at suspension `at`; whether there were that many."""
+    store = world.troubled()
+    if slow:
+        store.break_down(late(request=0.001, reply=0.001))
+    running: list[int] = []
+    fires: list[int] = []
+
+    async def work() -> None:
+        running.append(1)
+        fires.append(1)
+        try:
+            await asyncio.sleep(0.001)
+        finally:
+            try:
+                await asyncio.sleep(0)
+            finally:
+                running.pop()
+
+    async with LockAdapter(store) as backend, LockAdapter(world.store()) as other, world.store() as own:
+        leader = LeaderElection("job", backend=LeaderElectionAdapter(own)) if leads else None
+        service = asyncio.create_task(leader()) if leader is not None else None
+        if leader is not None:
+            await asyncio.wait_for(leader.wait_for_leader(), 5)
+        lock = TaskLock("job", backend=backend, lease_duration=LONG, min_hold_duration=0.001)
+        task = IntervalTask("job", work, 0.005, lock=lock, leader=leader)
+        runner: asyncio.Task[None]
+        suspended: Suspended[None] = Suspended(task(), at, when, lambda: runner.cancel())
+
+        async def run() -> None:
+            await suspended
+
+        runner = asyncio.create_task(run())
+        while not runner.done() and len(fires) < FIRES:
+            await asyncio.sleep(0.001)
+        reached = suspended.suspensions >= at
+        runner.cancel()
+        await asyncio.wait({runner})
+        assert suspended.suspensions < MOST_SUSPENSIONS
+        assert not running
+        assert runner.cancelled()
+        assert task.next_fire_time is None
+        tried = sum(task.outcomes.values()) - task.outcomes["missed"] - task.outcomes["skipped"]
+        assert len(fires) <= tried <= len(fires) + 1
+
+        async with asyncio.timeout(5):
+            while not (lease := await other.acquire("tasklock:job", "after", LONG)).granted_to("after"):
+                await asyncio.sleep(0.002)
+        await other.release(lease)
+        await eventually(lambda: not backend._background, "every undo has ended")
+        if service is not None:
+            service.cancel()
+            await asyncio.wait({service})
+    return reached
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["prompt", "slow"])
+@pytest.mark.parametrize("leads", [False, True], ids=["lock", "lock and leader"])
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+async def test_it_leaves_nothing(real_world: World, when: When, leads: bool, slow: bool) -> None:
+    at = 1
+    while await play(real_world, at, when, leads=leads, slow=slow):
+        at += 1
+    assert at > 5
+
+
+async def ignore_cancellations(go_on: threading.Event) -> None:
+    """Run on until `go_on`, whoever cancels it."""
+    while not go_on.is_set():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["coroutine", "thread"])
+async def test_the_lock_is_kept_until_the_body_ends_however_often_it_is_cancelled(
+    real_world: World, in_thread: bool
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def coroutine() -> None:
+        begun.set()
+        await ignore_cancellations(go_on)
+
+    def thread() -> None:
+        begun.set()
+        assert go_on.wait(10)
+
+    async with real_world.client() as backend, real_world.client() as other:
+        lock = TaskLock("job", backend=backend, lease_duration=LONG, min_hold_duration=0.001)
+        runner = asyncio.create_task(IntervalTask("job", thread if in_thread else coroutine, 60.0, lock=lock)())
+        await eventually(begun.is_set, "it runs")
+        for _ in range(5):
+            runner.cancel()
+            await asyncio.sleep(0.02)
+        record = await other.read("tasklock:job")
+        assert record is not None
+        assert record.live
+        assert not runner.done()
+        go_on.set()
+        await asyncio.wait({runner}, timeout=10)
+        assert runner.cancelled()
+        record = await other.read("tasklock:job")
+        assert record is not None
+        assert record.remaining < 1.0
+
+
+async def test_lead_is_not_left_before_its_work_however_often_it_is_cancelled(real_world: World) -> None:
+    go_on = threading.Event()
+    leader = LeaderElection("job", backend=LeaderElectionAdapter(real_world.store()))
+    service = asyncio.create_task(leader())
+    leading = asyncio.create_task(leader.lead(ignore_cancellations, go_on))
+    await asyncio.wait_for(leader.wait_for_leader(), 10)
+    for _ in range(5):
+        await asyncio.sleep(0.02)
+        leading.cancel()
+    assert not leading.done()
+    go_on.set()
+    await asyncio.wait({leading}, timeout=10)
+    assert leading.cancelled()
+    service.cancel()
+    await asyncio.wait({service})
