@@ -13,7 +13,7 @@ EDIT_LEASE = 5.0
 """Seconds for which an editor holds a record; one that dies meanwhile delays the others by this at most."""
 
 RETRY_PAUSE = 0.1
-"""Seconds between two tries to put a record back."""
+"""Seconds between two looks at a record whose release ended unknown."""
 
 POLL = 0.1
 """Seconds between two tries to take a record that another editor has, where the store gives no hints."""
@@ -22,7 +22,7 @@ Change = Callable[[Mapping[str, str]], Mapping[str, str] | None]
 
 
 class Records(Protocol):
-    """What an edit needs of a store or a backend."""
+    """What an edit needs of a backend, whose `release` repeats itself when it ended unknown."""
 
     @property
     def clock(self) -> Clock: ...
@@ -81,17 +81,23 @@ async def _give_back(records: Records, lease: Lease) -> None:
 
 
 async def _put_back(records: Records, lease: Lease, data: Mapping[str, str]) -> bool:
-    """Release with the new data until the store answers; then its record tells whether an earlier try did it."""
+    """Release with the new data; if the answer does not tell, the record does, once it is no longer the editor's."""
     until = records.clock.now() + EDIT_LEASE
+    failure: CoordinationBackendError | None = None
+    try:
+        if await records.release(lease, data=data):
+            return True
+    except CoordinationBackendError as error:
+        failure = error  # it is repeated in the background
     while True:
         try:
-            if await records.release(lease, data=data):
-                return True
             record = await records.read(lease.name)
-            return record is not None and record.data.get("edit") == data["edit"]
+            if record is None or not record.granted_to(lease.holder):
+                return record is not None and record.data.get("edit") == data["edit"]
         except CoordinationBackendError as error:
-            if records.clock.now() + RETRY_PAUSE > until:
-                raise OutcomeUnknownError(
-                    f"changing {lease.name!r}: the store gave no answer for {EDIT_LEASE:g} s: check the store"
-                ) from error
+            failure = error
+        if records.clock.now() + RETRY_PAUSE > until:
+            raise OutcomeUnknownError(
+                f"changing {lease.name!r}: the store gave no answer for {EDIT_LEASE:g} s: check the store"
+            ) from failure
         await sleep(records.clock, RETRY_PAUSE)
