@@ -35,6 +35,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "grelmicro.coordination.resolve",
         "grelmicro.coordination.threads",
+        "grelmicro.coordination.interruption",
         "grelmicro.coordination.handle",
         "grelmicro.coordination.primitive",
         "grelmicro.coordination.lock",

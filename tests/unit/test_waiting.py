@@ -203,7 +203,8 @@ async def test_a_follower_learns_that_the_store_is_silent(world: World, clock: M
         await eventually(lambda: not client._background, "the undo has ended")
 
 
-async def test_a_follower_learns_that_the_store_fell_silent(world: World, clock: MovableClock) -> None:
+@pytest.mark.parametrize("joins", ["before", "during"])
+async def test_a_follower_learns_that_the_store_fell_silent(world: World, clock: MovableClock, joins: str) -> None:
     """Silence counts also when the store answered before: the answers of minutes ago say nothing about now."""
     store = world.troubled()
     async with LockAdapter(store) as client, world.client() as other:
@@ -212,11 +213,15 @@ async def test_a_follower_learns_that_the_store_fell_silent(world: World, clock:
         head = asyncio.create_task(lock.acquire())
         await asleep(client)
         store.break_down(silence, "acquire")
+        if joins == "before":
+            follower = asyncio.create_task(lock.acquire(timeout=SAFETY_POLL + 1))
+            await line_of(client, 2)
         await clock.advance(SAFETY_POLL + 0.1)
         await eventually(lambda: store.calls["acquire"] == 3, "the first one asks again")
-        follower = asyncio.create_task(lock.acquire(timeout=5))
-        await line_of(client, 2)
-        await clock.advance(5.1)
+        if joins == "during":
+            follower = asyncio.create_task(lock.acquire(timeout=0.2))
+            await line_of(client, 2)
+        await clock.advance(1)
         with pytest.raises(CoordinationBackendError):
             await follower
         head.cancel()

@@ -9,6 +9,7 @@ from types import TracebackType
 from grelmicro import lifecycle
 from grelmicro.clock import DRIFT, Signal
 from grelmicro.coordination.identity import Owner
+from grelmicro.coordination.interruption import Interruption
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
 from grelmicro.errors import GrelmicroError, LockLostError, LockNotOwnedError
@@ -16,36 +17,6 @@ from grelmicro.events import emit, listeners
 from grelmicro.leases import Lease
 
 logger = logging.getLogger("grelmicro.coordination")
-
-
-class Interruption:
-    """Cancels a task when its lease is lost, and takes that cancellation back at the end, as `asyncio.timeout` does."""
-
-    __slots__ = ("_cancelling", "_fired", "_task")
-
-    def __init__(self, task: asyncio.Task[object]) -> None:
-        self._task = task
-        self._cancelling = task.cancelling()
-        self._fired = False
-
-    def fire(self) -> None:
-        """Cancel the task; from within the task itself there is nothing to cancel, the caller's own call fails."""
-        if not self._fired and not self._task.done() and self._task is not _current_task(self._task):
-            self._fired = True
-            self._task.cancel("the lease was lost")
-
-    def absorb(self, error: BaseException | None) -> bool:
-        """Take the cancellation back; whether it is what leaves the block, and no other came along."""
-        if not self._fired:
-            return False
-        return self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
-
-
-def _current_task(task: asyncio.Task[object]) -> asyncio.Task[object] | None:
-    try:
-        return asyncio.current_task()
-    except RuntimeError:
-        return None
 
 
 class Holdings(dict[Owner, "LockHandle"]):
