@@ -794,3 +794,12 @@ async def test_a_record_that_is_taken_again_meanwhile_is_not_dropped(store: SQLi
     lease = await store.acquire("lock:a", "b", 5.0)
     await writer.write(table._drop, [seen])
     assert await store.renew(lease, 5.0) is not None
+
+
+async def test_closing_puts_the_log_back_into_the_file(tmp_path: Path) -> None:
+    """Two connections that closed at the same moment would each leave that to the other."""
+    for _ in range(300):
+        async with SQLiteStore(tmp_path / "locks.db") as store:
+            await store.acquire("lock:a", "a", 5)
+            await store.read("lock:a")
+        assert os.listdir(tmp_path) == ["locks.db"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
@@ -88,6 +89,14 @@ async def test_it_leaves_nothing(real_world: World, when: When, leads: bool, slo
     assert at > 5
 
 
+@pytest.fixture
+def go_on() -> Iterator[threading.Event]:
+    """What work that ignores cancellations waits for; also when the test failed."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
 async def ignore_cancellations(go_on: threading.Event) -> None:
     """Run on until `go_on`, whoever cancels it."""
     while not go_on.is_set():
@@ -97,9 +106,9 @@ async def ignore_cancellations(go_on: threading.Event) -> None:
 
 @pytest.mark.parametrize("in_thread", [False, True], ids=["coroutine", "thread"])
 async def test_the_lock_is_kept_until_the_body_ends_however_often_it_is_cancelled(
-    real_world: World, in_thread: bool
+    real_world: World, go_on: threading.Event, in_thread: bool
 ) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun = threading.Event()
 
     async def coroutine() -> None:
         begun.set()
@@ -128,8 +137,9 @@ async def test_the_lock_is_kept_until_the_body_ends_however_often_it_is_cancelle
         assert record.remaining < 1.0
 
 
-async def test_lead_is_not_left_before_its_work_however_often_it_is_cancelled(real_world: World) -> None:
-    go_on = threading.Event()
+async def test_lead_is_not_left_before_its_work_however_often_it_is_cancelled(
+    real_world: World, go_on: threading.Event
+) -> None:
     leader = LeaderElection("job", backend=LeaderElectionAdapter(real_world.store()))
     service = asyncio.create_task(leader())
     leading = asyncio.create_task(leader.lead(ignore_cancellations, go_on))

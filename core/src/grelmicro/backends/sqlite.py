@@ -99,8 +99,7 @@ class SQLiteStore(LeaseStore):
         """Forget the waiters of a loop that is gone, and close its connections; a fork has closed them already."""
         opened, self._opened = self._opened, None
         if opened is not None:
-            opened.reader.close()
-            opened.writer.close()
+            opened.writer.close(after=opened.reader.close())
 
     async def acquire(
         self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
@@ -181,7 +180,8 @@ class SQLiteStore(LeaseStore):
             return
         opened.prober.stop()
         try:
-            await _finish([opened.reader.close(), opened.writer.close(last)])
+            reader = opened.reader.close()
+            await _finish([reader, opened.writer.close(last, after=reader)])
         finally:
             opened.reader.join()
             opened.writer.join()

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar, TypeVarTuple
@@ -96,14 +96,18 @@ class Lane:
         if self._thread is not None:
             self._thread.submit(partial(self._try, unit, 0.0))
 
-    def close(self, last: Unit | None = None) -> "Future[None]":
-        """Run `last`, as far as it works out, close the connection and end the thread. The future says when."""
+    def close(self, last: Unit | None = None, *, after: "Future[None] | None" = None) -> "Future[None]":
+        """Run `last`, as far as it works out, close the connection and end the thread. The future says when.
+
+        With `after`, the closing of another lane, wait for that first: only the last connection of all puts the log
+        back into the file and removes it, and of two that close at the same moment each takes the other for the last.
+        """
         self._ending, self._thread = self._thread, None
         if self._ending is None:
             closed: Future[None] = Future()
             closed.set_result(None)
             return closed
-        future = self._ending.submit(partial(self._finish, last))
+        future = self._ending.submit(partial(self._finish, last, after))
         self._ending.end()
         return future
 
@@ -174,7 +178,9 @@ class Lane:
         except Exception as error:
             logger.debug("tidying failed: %s", error)
 
-    def _finish(self, last: Unit | None) -> None:
+    def _finish(self, last: Unit | None, after: "Future[None] | None") -> None:
+        if after is not None:
+            wait([after], BUSY_TIMEOUT + LAST_PATIENCE)
         if last is not None and self._connections and file_id(self._path) == self._file:
             self._try(last, LAST_PATIENCE)
         self._drop()
