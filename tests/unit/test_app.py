@@ -115,7 +115,7 @@ async def test_two_users_share_it_and_the_last_one_closes_it(log: list[str]) -> 
     assert log == ["open a", "close a"]
 
 
-async def test_who_comes_while_it_opens_waits_for_that(world: World) -> None:
+async def test_who_comes_while_it_opens_waits_for_that(world: World, log: list[str]) -> None:
     opening = asyncio.Event()
 
     class Slow(Part):
@@ -123,7 +123,8 @@ async def test_who_comes_while_it_opens_waits_for_that(world: World) -> None:
             await opening.wait()
             return await super().__aenter__()
 
-    micro = Grelmicro(uses=[world.client(), Slow("a", [])])
+    client = world.client()
+    micro = Grelmicro(uses=[client, Slow("a", log)])
 
     async def use() -> bool:
         async with micro:
@@ -134,6 +135,8 @@ async def test_who_comes_while_it_opens_waits_for_that(world: World) -> None:
     opening.set()
     assert await asyncio.gather(*users) == [True] * 3
     assert not micro.is_open
+    assert not client.store.is_open
+    assert log == ["open a", "close a"] * (len(log) // 2), "it never opens what is open"
 
 
 async def test_who_comes_while_it_closes_finds_it_open(world: World) -> None:

@@ -1,9 +1,11 @@
 """Cancelled anywhere while it opens or closes, an app is open or closed, never in between, and can be opened again."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import anyio
@@ -13,6 +15,7 @@ from grelmicro import Grelmicro
 from grelmicro.context import open_apps
 from grelmicro.coordination import Coordination, Lock, OutcomeUnknownError
 from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.lifecycle import Resource
 from grelmicro.task import Tasks
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
 from tests.helpers.parts import Part
@@ -137,3 +140,44 @@ async def test_closing_with_undos(real_world: World, when: When, level: bool) ->
                 assert record is not None
                 if record.live:
                     await other.release(record)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_many_users_come_and_go(seed: int, nothing_left: None) -> None:
+    """Whoever is cut off when, what they share is opened and closed in turn, and closed in the end."""
+    chance, log = Random(seed), list[str]()
+
+    class Shared(Resource):
+        async def open(self) -> None:
+            log.append("opens")
+            for _ in range(chance.randrange(3)):
+                await asyncio.sleep(0)
+            log.append("open")
+
+        async def close(self) -> None:
+            log.append("closes")
+            for _ in range(chance.randrange(3)):
+                await asyncio.sleep(0)
+            log.append("closed")
+
+    shared = Shared()
+
+    async def use() -> None:
+        for _ in range(chance.randrange(4)):
+            await asyncio.sleep(0)
+        async with shared:
+            assert shared.is_open
+            assert log[-1] == "open"
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(0)
+
+    users = [asyncio.create_task(use()) for _ in range(30)]
+    while not all(user.done() for user in users):
+        if chance.random() < 0.3:
+            chance.choice(users).cancel()
+        await asyncio.sleep(0)
+    outcomes = await asyncio.gather(*users, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} <= {type(None), asyncio.CancelledError}
+    assert not shared.is_open
+    states = "".join({"opens": "[", "open": "(", "closes": ")", "closed": "]"}[entry] for entry in log)
+    assert re.fullmatch(r"(\[(\(\)\]?)?)*", states), states

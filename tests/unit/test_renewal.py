@@ -9,8 +9,9 @@ import pytest
 
 from grelmicro.coordination import Lock, LockHandle, LockLostError, WouldBlockError
 from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.events import Event, listen
 from grelmicro.testing.clock import MovableClock
-from tests.helpers.stores import Apply, Gate, reply_lost, request_lost
+from tests.helpers.stores import Apply, Gate, reply_lost, request_lost, silence
 from tests.helpers.worlds import World, eventually, pass_by
 
 
@@ -52,6 +53,17 @@ async def test_a_hundred_leases_are_renewed_in_one_call(world: World, clock: Mov
         assert 9 <= store.calls["renew_many"] <= 11
         assert store.calls["renew"] == 0
         await asyncio.gather(*(handle.release() for handle in handles))
+
+
+async def test_a_renewal_that_is_never_answered_is_given_up_in_time(world: World, clock: MovableClock) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        handle = await Lock("cart", backend=client, lease_duration=9, auto_renew=True).acquire()
+        for _ in range(3):
+            store.suffer("renew_many", silence)
+            await pass_by(clock, client, 9)
+            assert handle.valid
+        await handle.release()
 
 
 async def test_an_unknown_renewal_is_tried_again_in_time(world: World, clock: MovableClock) -> None:
@@ -172,13 +184,15 @@ async def test_a_dropped_handle_is_not_renewed(
         await asyncio.gather(*(handle.release() for handle in kept))
 
 
-async def test_no_renewal_moves_a_lease_after_its_release(world: World, clock: MovableClock) -> None:
-    """Also when a renewal is under way at the release, and when the release is repeated."""
+@pytest.mark.parametrize("after", [False, True], ids=["request under way", "reply under way"])
+async def test_no_renewal_moves_a_lease_after_its_release(world: World, clock: MovableClock, after: bool) -> None:
     store = world.troubled(ordered=False)
+    told: list[Event] = []
+    stop = listen(told.append)
     async with LockAdapter(store) as client, world.client() as other:
         lock = Lock("cart", backend=client, lease_duration=9, auto_renew=True)
         handle = await lock.acquire()
-        gate = Gate()
+        gate = Gate(after=after)
         store.suffer("renew_many", gate)
         await clock.advance(3.1)
         await eventually(gate.arrived.is_set, "it is renewed")
@@ -191,6 +205,8 @@ async def test_no_renewal_moves_a_lease_after_its_release(world: World, clock: M
         assert handle.released
         assert not handle.lost
         assert len(client.renewer) == 0
+    stop()
+    assert [event.kind for event in told if event.kind != "waited"] == ["acquired", "held"]
 
 
 async def test_a_thousand_short_holds_leave_nothing_to_renew(world: World) -> None:

@@ -262,6 +262,28 @@ async def test_each_in_line_learns_that_the_store_fails(world: World) -> None:
         await held.release()
 
 
+async def test_an_answer_ends_the_failure_of_the_line(world: World, clock: MovableClock) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        held = await Lock("cart", backend=other, lease_duration=LONG).acquire()
+        lock = Lock("cart", backend=client)
+        first, second = (asyncio.create_task(lock.acquire()) for _ in range(2))
+        await asleep(client)
+        follower = asyncio.create_task(lock.acquire(timeout=SAFETY_POLL + 5))
+        await line_of(client, 3)
+        store.suffer("acquire", refused)
+        await clock.advance(SAFETY_POLL + 0.1)
+        with pytest.raises(BackendUnavailableError):
+            await first
+        await asleep(client)
+        await clock.advance(5)
+        with pytest.raises(LockTimeoutError) as caught:
+            await follower
+        assert caught.value.__cause__ is None
+        await held.release()
+        await (await second).release()
+
+
 async def test_a_failed_acquire_is_not_busy(world: World) -> None:
     store = world.troubled()
     async with LockAdapter(store) as client:

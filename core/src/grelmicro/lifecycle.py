@@ -3,6 +3,8 @@
 import asyncio
 import os
 from asyncio import get_running_loop
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -33,7 +35,7 @@ class Resource:
 
     _loop: asyncio.AbstractEventLoop | None = None
     _generation: Generation | None = None
-    _gate: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
+    _change: asyncio.Future[None] | None = None
     _users = 0
 
     async def open(self) -> None:
@@ -73,19 +75,21 @@ class Resource:
     async def __aenter__(self) -> Self:
         self._leave_the_dead()
         loop = asyncio.get_running_loop()
-        if self._users and self._loop is not loop:
-            raise OutOfContextError(
-                f"{self._title()} is open on another event loop: close it there first, or build one per event loop"
-            )
-        async with self._gate_on(loop):
-            if not self._users:
-                self._loop, self._generation = loop, generation
+        while self._loop is loop and self._change is not None:  # another one opens or closes it now
+            await asyncio.wait({self._change})
+        if self._loop is None:
+            self._loop, self._generation = loop, generation
+            with self._changing(loop):
                 try:
                     await self.open()
                 except BaseException:
                     self._loop = self._generation = None
                     raise
-            self._users += 1
+        elif self._loop is not loop:
+            raise OutOfContextError(
+                f"{self._title()} is open on another event loop: close it there first, or build one per event loop"
+            )
+        self._users += 1
         return self
 
     async def __aexit__(
@@ -96,19 +100,22 @@ class Resource:
         self._users -= 1
         if self._users:
             return
-        async with self._gate_on(asyncio.get_running_loop()):
-            if self._users:  # opened again meanwhile
-                return
+        with self._changing(asyncio.get_running_loop()):
             try:
                 await self.close()
             finally:
                 self._loop = self._generation = None
 
-    def _gate_on(self, loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
-        """One opens or closes at a time. The gate outlives both, so that whoever waits for it meets whoever comes."""
-        if self._gate is None or self._gate[0] is not loop:
-            self._gate = (loop, asyncio.Lock())
-        return self._gate[1]
+    @contextmanager
+    def _changing(self, loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+        """Let those who come meanwhile wait until it is over."""
+        change = self._change = loop.create_future()
+        try:
+            yield
+        finally:
+            change.set_result(None)
+            if self._change is change:
+                self._change = None
 
     def _leave_the_dead(self) -> None:
         """Start anew when the loop that opened it is closed, or is the one of the process that this was forked from."""
@@ -116,7 +123,7 @@ class Resource:
         if self._generation is not None and gone:
             self.abandon()
             self._users = 0
-            self._loop = self._generation = self._gate = None
+            self._loop = self._generation = self._change = None
 
     def _title(self) -> str:
         return type(self).__name__

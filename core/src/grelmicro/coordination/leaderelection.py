@@ -298,8 +298,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         while True:
             try:
                 backend = self._source.find()
+                self._standing.clock = backend.clock
                 async with backend:
-                    self._standing.clock = backend.clock
                     await Campaign(self, self._standing, backend, outage).run()
             except Exception as error:
                 outage.note(error, self._standing.clock.now(), self._config.error_interval)
