@@ -15,7 +15,7 @@ from grelmicro import Grelmicro
 from grelmicro.context import open_apps
 from grelmicro.coordination import Coordination, Lock, OutcomeUnknownError
 from grelmicro.coordination.adapters import LockAdapter
-from grelmicro.lifecycle import Resource
+from grelmicro.lifecycle import Resource, outlast
 from grelmicro.task import Tasks
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
 from tests.helpers.parts import Part
@@ -181,3 +181,36 @@ async def test_many_users_come_and_go(seed: int, nothing_left: None) -> None:
     assert not shared.is_open
     states = "".join({"opens": "[", "open": "(", "closes": ")", "closed": "]"}[entry] for entry in log)
     assert re.fullmatch(r"(\[(\(\)\]?)?)*", states), states
+
+
+async def test_outlasting_a_cancelled_scope_leaves_the_others_time() -> None:
+    """A scope cancels each await at once, so waiting on must not run in circles."""
+    loop = asyncio.get_running_loop()
+    turns = 0
+
+    def count() -> None:
+        nonlocal turns
+        turns += 1
+        if not work.done():
+            loop.call_soon(count)
+
+    hurried: list[int] = []
+    work = loop.create_task(asyncio.sleep(0.3, "done"))
+    count()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await outlast(work, hurry=lambda: hurried.append(turns))
+    assert scope.cancelled_caught
+    assert work.result() == "done"
+    assert len(hurried) == 1
+    assert turns < 1000
+
+
+async def test_what_is_outlasted_gives_its_answer() -> None:
+    assert await outlast(asyncio.create_task(asyncio.sleep(0, "done"))) == "done"
+
+    async def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await outlast(asyncio.create_task(fail()))

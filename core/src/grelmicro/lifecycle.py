@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import time
 from asyncio import get_running_loop
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from grelmicro.errors import OutOfContextError
+
+T = TypeVar("T")
 
 
 class Generation:
@@ -25,6 +28,33 @@ def _forked() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
+
+
+async def outlast(work: "asyncio.Future[T]", *, hurry: Callable[[], object] | None = None) -> T:
+    """Await `work` to its end, however often the caller is cancelled meanwhile; that is raised at the end.
+
+    Args:
+        work: what has to end; it is not cancelled.
+        hurry: called at the first cancellation.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError as error:
+            if cancelled is not None:
+                _breathe()
+            elif hurry is not None:
+                hurry()
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return work.result()
+
+
+def _breathe() -> None:
+    """A cancelled scope of anyio ends each await at once: trying again without a pause would leave others no time."""
+    time.sleep(0.001)
 
 
 class Resource:

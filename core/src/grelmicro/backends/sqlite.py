@@ -4,7 +4,6 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple, Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -19,6 +18,7 @@ from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter, 
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.leases.lease import Lease, LeaseStore, Waiter
 from grelmicro.leases.retention import RETENTION
+from grelmicro.lifecycle import outlast
 
 SWEEP_INTERVAL = 3600.0
 """Seconds between two rounds through the records for old ones."""
@@ -181,7 +181,8 @@ class SQLiteStore(LeaseStore):
         opened.prober.stop()
         try:
             reader = opened.reader.close()
-            await _finish([reader, opened.writer.close(last, after=reader)])
+            futures = [reader, opened.writer.close(last, after=reader)]
+            await outlast(asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True))
         finally:
             opened.reader.join()
             opened.writer.join()
@@ -277,16 +278,3 @@ def _path_from_environment() -> str:
             "or set the environment variable SQLITE_PATH"
         )
     return path
-
-
-async def _finish(futures: Sequence["Future[None]"]) -> None:
-    """Await all of them, and be cancelled only then."""
-    together = asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
-    cancelled: asyncio.CancelledError | None = None
-    while not together.done():
-        try:
-            await asyncio.shield(together)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled

@@ -8,7 +8,7 @@ from grelmicro.clock import SYSTEM_CLOCK, Clock
 from grelmicro.config import check_seconds
 from grelmicro.coordination import LeaderElection
 from grelmicro.errors import TaskError
-from grelmicro.lifecycle import Resource
+from grelmicro.lifecycle import Resource, outlast
 from grelmicro.task.interval import IntervalTask
 from grelmicro.task.router import TaskRouter
 from grelmicro.task.task import Task
@@ -70,20 +70,11 @@ class Tasks(TaskRouter, Resource):
     async def close(self) -> None:
         """Let fires that run end, then stop the elections; cancel what is not done within the shutdown timeout."""
         self.hand_over()
-        ending, cancelled = self._ending, None
         try:
-            while ending is not None and not ending.done():
-                try:
-                    await asyncio.shield(ending)
-                except asyncio.CancelledError as error:
-                    # A scope of anyio cancels again and again; the tasks have to be over all the same.
-                    if cancelled is None:
-                        self._hurry()
-                    cancelled = error
+            if self._ending is not None:
+                await outlast(self._ending, hurry=self._hurry)
         finally:
             self._ending = None
-        if cancelled is not None:
-            raise cancelled
 
     def hand_over(self) -> None:
         """Begin to close: no new fire begins, and leadership passes to another worker; returns at once."""
