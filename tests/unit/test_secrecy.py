@@ -12,6 +12,7 @@ from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination, Lock, LockHandle, TaskLock
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.events import Event, listen
+from grelmicro.leases import Lease
 from grelmicro.testing.clock import MovableClock
 from tests.helpers.stores import Apply, Fault, TroubledStore, refused, reply_lost, request_lost
 from tests.helpers.worlds import World, eventually
@@ -161,3 +162,7 @@ async def test_an_app_keeps_it_too(caplog: pytest.LogCaptureFixture, world: Worl
     stop()
     told.texts += map(str, events)
     told.check(least=10)
+
+
+def test_the_text_of_a_lease_does_not_show_its_holder() -> None:
+    assert "web-1:task:secret" not in repr(Lease("lock:cart", "web-1:task:secret", 1))

@@ -21,7 +21,7 @@ class Lease:
     """A right that ends by itself. Treat it as immutable: it is not frozen only because that makes it slow to build."""
 
     name: str
-    holder: str
+    holder: str = field(repr=False)  # it proves ownership, and a repr ends in logs
     """Who has it; `""` when it is free."""
     fence: int
     """Grows by one at each change from free to held; never repeats or falls for a name."""
