@@ -55,9 +55,12 @@ class Lease:
 
 
 class Waiter:
-    """A subscription to hints about one name. This one has no hints and sleeps; `pushes` says which kind it is."""
+    """A subscription to hints about one name. This one has no hints and sleeps."""
 
-    pushes = False
+    @property
+    def pushes(self) -> bool:
+        """Whether hints come at present; where they do not, one asks the store now and then."""
+        return False
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -71,12 +74,15 @@ class Waiter:
 class SignalWaiter(Waiter):
     """A subscription to a signal: what was sent since it was made, or since the last wait, is not missed."""
 
-    pushes = True
-
     def __init__(self, signal: Signal, clock: Clock) -> None:
         super().__init__(clock)
         self._signal = signal
         self._next = signal.subscribe()
+
+    @property
+    def pushes(self) -> bool:
+        """Whether hints come at present."""
+        return True
 
     async def wait(self, timeout: float) -> bool:
         """Wait for a hint, at most `timeout` seconds; whether one came."""

@@ -1,0 +1,242 @@
+"""Hints that a server pushes: when they are believed, and what happens when they stop."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from grelmicro.backends.hints import ANSWER_LIMIT, LONGEST_PAUSE, MOST_UNUSED, OPENING_LIMIT, TEST_INTERVAL, Feed, Hints
+from grelmicro.testing import MovableClock
+from tests.helpers.worlds import eventually
+
+
+class Switchboard(Feed):
+    """A server's messages, and the ways in which they fail to come."""
+
+    def __init__(self) -> None:
+        self.topics: set[str] = set()
+        self.calls: Counter[str] = Counter()
+        self.down = False
+        self.deaf = False  # messages are lost, as behind a pooler that gives each statement another connection
+        self.hanging: set[str] = set()
+        self._heard: Callable[[str], None] | None = None
+        self._broken: asyncio.Future[None] | None = None
+
+    async def listen(self, heard: Callable[[str], None], connected: Callable[[], None]) -> None:
+        await self._request("listen")
+        self._heard, self._broken = heard, asyncio.get_running_loop().create_future()
+        connected()
+        try:
+            await self._broken
+        finally:
+            self._heard = None
+            self.topics.clear()
+
+    async def follow(self, topic: str) -> None:
+        await self._request("follow")
+        self.topics.add(topic)
+
+    async def unfollow(self, topic: str) -> None:
+        await self._request("unfollow")
+        self.topics.discard(topic)
+
+    async def send(self, topic: str) -> None:
+        await self._request("send")
+        self.deliver(topic)
+
+    def deliver(self, topic: str) -> None:
+        if self._heard is not None and topic in self.topics and not self.deaf:
+            self._heard(topic)
+
+    def cut(self) -> None:
+        """Break the connection."""
+        assert self._broken is not None
+        if not self._broken.done():
+            self._broken.set_exception(ConnectionResetError("connection reset"))
+
+    async def _request(self, kind: str) -> None:
+        self.calls[kind] += 1
+        if self.down:
+            raise ConnectionRefusedError("connection refused")
+        if kind in self.hanging:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def opened(feed: Switchboard, clock: MovableClock) -> AsyncIterator[Hints]:
+    hints = Hints(feed, clock, title="the store")
+    starting = asyncio.create_task(hints.start())
+    while not starting.done():
+        await asyncio.sleep(0.002)
+        if feed.hanging or feed.deaf:
+            await clock.advance(OPENING_LIMIT)
+    try:
+        yield hints
+    finally:
+        await hints.close()
+
+
+@pytest.fixture
+def feed(nothing_left: None) -> Switchboard:
+    return Switchboard()
+
+
+async def test_a_hint_reaches_who_waits_for_its_topic_and_nobody_else(feed: Switchboard, clock: MovableClock) -> None:
+    async with opened(feed, clock) as hints, hints.watch("a") as a, hints.watch("b") as b:
+        assert (a.pushes, b.pushes) == (True, True)
+        feed.deliver("a")
+        assert await asyncio.wait_for(a.wait(100.0), 5.0) is True
+        waiting = asyncio.create_task(b.wait(100.0))
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await clock.advance(100.0)
+        assert await asyncio.wait_for(waiting, 5.0) is False
+
+
+async def test_a_hint_between_entry_and_wait_is_not_missed(feed: Switchboard, clock: MovableClock) -> None:
+    async with opened(feed, clock) as hints, hints.watch("a") as waiter:
+        feed.deliver("a")
+        await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(waiter.wait(100.0), 5.0) is True
+
+
+async def test_a_release_of_this_process_needs_no_server(feed: Switchboard, clock: MovableClock) -> None:
+    feed.down = True
+    async with opened(feed, clock) as hints, hints.watch("a") as waiter:
+        hints.send("a")
+        assert await asyncio.wait_for(waiter.wait(100.0), 5.0) is True
+        hints.send("nobody waits for this")
+
+
+async def test_without_its_own_hint_the_feed_is_not_believed(
+    feed: Switchboard, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    feed.deaf = True
+    with caplog.at_level(logging.WARNING, "grelmicro"):
+        async with opened(feed, clock) as hints, hints.watch("a") as waiter:
+            for _ in range(40):
+                await clock.advance(ANSWER_LIMIT)
+                assert not waiter.pushes
+            warnings = [record.getMessage() for record in caplog.records]
+            assert len(warnings) == 1
+            assert "the store: waking waiters at once (they poll meanwhile) has trouble" in warnings[0]
+            feed.deaf = False
+            await clock.advance(LONGEST_PAUSE)
+            await eventually(lambda: waiter.pushes, "hints are believed again")
+        assert "works again" in caplog.records[-1].getMessage()
+
+
+async def test_a_broken_connection_wakes_everybody_and_is_made_anew(feed: Switchboard, clock: MovableClock) -> None:
+    async with opened(feed, clock) as hints, hints.watch("a") as a, hints.watch("b") as b:
+        waits = [asyncio.create_task(waiter.wait(1_000.0)) for waiter in (a, b)]
+        await asyncio.sleep(0.01)
+        feed.down = True
+        feed.cut()
+        assert await asyncio.wait_for(asyncio.gather(*waits), 5.0) == [True, True]
+        assert (a.pushes, b.pushes) == (False, False)
+        waits = [asyncio.create_task(waiter.wait(1_000.0)) for waiter in (a, b)]
+        feed.down = False
+        await clock.advance(LONGEST_PAUSE)
+        # Of what happened meanwhile nobody tells: both ask again.
+        assert await asyncio.wait_for(asyncio.gather(*waits), 5.0) == [True, True]
+        await eventually(lambda: a.pushes and b.pushes, "hints are believed again")
+        feed.deliver("b")
+        assert await asyncio.wait_for(b.wait(1_000.0), 5.0) is True
+
+
+async def test_a_feed_that_falls_silent_is_found_out_while_somebody_waits(
+    feed: Switchboard, clock: MovableClock
+) -> None:
+    async with opened(feed, clock) as hints:
+        sent = feed.calls["send"]
+        await clock.advance(TEST_INTERVAL * 3)
+        await asyncio.sleep(0.01)
+        assert feed.calls["send"] == sent, "nobody waits, so nothing is asked"
+        async with hints.watch("a") as waiter:
+            await eventually(lambda: feed.calls["send"] == sent + 1, "it is tested before it is relied on for long")
+            assert waiter.pushes
+            feed.deaf = True
+            waiting = asyncio.create_task(waiter.wait(1_000.0))
+            await clock.advance(TEST_INTERVAL)
+            await asyncio.sleep(0.01)
+            await clock.advance(ANSWER_LIMIT)
+            assert await asyncio.wait_for(waiting, 5.0) is True
+            assert not waiter.pushes
+
+
+async def test_a_connection_that_hangs_does_not_delay_opening_for_long(feed: Switchboard, clock: MovableClock) -> None:
+    feed.hanging = {"listen"}
+    async with asyncio.timeout(5.0), opened(feed, clock) as hints, hints.watch("a") as waiter:
+        assert not waiter.pushes
+
+
+async def test_a_subscription_that_hangs_is_given_up_and_its_topic_polled(
+    feed: Switchboard, clock: MovableClock
+) -> None:
+    async with opened(feed, clock) as hints:
+        feed.hanging = {"follow"}
+
+        async def enter() -> bool:
+            async with hints.watch("a") as waiter:
+                return waiter.pushes
+
+        entering = asyncio.create_task(enter())
+        await asyncio.sleep(0.01)
+        assert not entering.done()
+        await clock.advance(ANSWER_LIMIT)
+        assert await asyncio.wait_for(entering, 5.0) is False
+        feed.hanging = set()
+        async with hints.watch("a") as waiter:
+            assert waiter.pushes
+
+
+async def test_one_subscription_serves_all_who_wait_also_when_the_first_is_cancelled(
+    feed: Switchboard, clock: MovableClock
+) -> None:
+    async with opened(feed, clock) as hints:
+
+        async def wait() -> bool:
+            async with hints.watch("a") as waiter:
+                return await waiter.wait(1_000.0)
+
+        followed = feed.calls["follow"]
+        waits = [asyncio.create_task(wait()) for _ in range(50)]
+        await asyncio.sleep(0)
+        waits[0].cancel()
+        await eventually(lambda: "a" in feed.topics, "it is subscribed")
+        await asyncio.sleep(0.01)
+        assert feed.calls["follow"] == followed + 1
+        feed.deliver("a")
+        answers = await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 5.0)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        assert answers[1:] == [True] * 49
+
+
+async def test_subscriptions_that_nobody_uses_do_not_pile_up(feed: Switchboard, clock: MovableClock) -> None:
+    async with opened(feed, clock) as hints:
+        async with hints.watch("kept") as kept:
+            for number in range(MOST_UNUSED + 300):
+                async with hints.watch(f"name {number}"):
+                    pass
+            await eventually(lambda: len(feed.topics) <= MOST_UNUSED + 2, "they are ended")
+            assert kept.pushes
+            assert "kept" in feed.topics
+        async with hints.watch("name 0") as again:
+            assert again.pushes
+            assert "name 0" in feed.topics
+
+
+async def test_an_end_on_the_way_does_not_undo_a_new_subscription(feed: Switchboard, clock: MovableClock) -> None:
+    async with opened(feed, clock) as hints:
+        for number in range(MOST_UNUSED + 1):
+            async with hints.watch(f"name {number}"):
+                pass
+        async with hints.watch("name 0") as waiter:  # its subscription is being ended just now
+            assert waiter.pushes
+            await asyncio.sleep(0.01)
+            feed.deliver("name 0")
+            assert await asyncio.wait_for(waiter.wait(1_000.0), 5.0) is True
