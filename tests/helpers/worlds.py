@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from time import monotonic
 
 import pytest
@@ -11,12 +12,18 @@ import pytest
 from grelmicro.backends.memory import MemoryStore
 from grelmicro.backends.sqlite import SQLiteStore
 from grelmicro.clock import SYSTEM_CLOCK, Clock
-from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.coordination.adapters import LockAdapter, Provider
+from grelmicro.coordination.component import PROVIDERS
 from grelmicro.leases import LeaseStore
 from grelmicro.testing.clock import MovableClock
 from tests.helpers.stores import TroubledStore, UnorderedStore
 
 KINDS = ("memory", "sqlite")
+
+SERVED = {"redis": "redis", "postgresql": "postgres"}
+"""The kinds of stores on servers, with the schemes of their URLs."""
+
+REAL_KINDS = (*KINDS, *(SERVED[scheme] for scheme in SERVED if scheme in PROVIDERS))
 
 PATIENCE = 10.0
 """Real seconds after which something that should happen soon counts as never; the machine may be busy."""
@@ -25,15 +32,23 @@ PATIENCE = 10.0
 class World:
     """One set of leases. Each call of `store` gives another client's view of it."""
 
-    def __init__(self, kind: str, folder: Path, clock: Clock) -> None:
+    def __init__(self, kind: str, folder: Path, clock: Clock, url: str = "", namespace: str = "") -> None:
         self.kind = kind
+        self.url = url
+        self.namespace = namespace
         self.clock = clock
         self.path = folder / "locks.db"
         self._memory = MemoryStore(clock=clock)
 
     def store(self) -> LeaseStore:
         """A healthy client's store."""
-        return self._memory if self.kind == "memory" else SQLiteStore(self.path, clock=self.clock)
+        if self.kind == "memory":
+            return self._memory
+        if self.kind == "sqlite":
+            return SQLiteStore(self.path, clock=self.clock)
+        scheme = self.url.partition("://")[0]
+        provider: Provider = resolve_name(PROVIDERS[scheme]).from_url(self.url, namespace=self.namespace)
+        return provider.store
 
     def client(self) -> LockAdapter:
         """A healthy client."""
@@ -41,7 +56,8 @@ class World:
 
     def troubled(self, *, ordered: bool = True) -> TroubledStore:
         """The store of a client with a bad connection."""
-        return (TroubledStore if ordered else UnorderedStore)(self.store())
+        store = self.store()
+        return (TroubledStore if ordered and store.ordered else UnorderedStore)(store)
 
 
 @pytest.fixture
@@ -56,10 +72,12 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, clock: MovableClock, n
     return World(request.param, tmp_path, clock)
 
 
-@pytest.fixture(params=KINDS)
-def real_world(request: pytest.FixtureRequest, tmp_path: Path, nothing_left: None) -> World:
+@pytest.fixture(params=REAL_KINDS)
+def real_world(request: pytest.FixtureRequest, tmp_path: Path, namespace: str, nothing_left: None) -> World:
     """Leases on each kind of store, in real time."""
-    return World(request.param, tmp_path, SYSTEM_CLOCK)
+    served = request.param in SERVED.values()
+    url = request.getfixturevalue(f"{request.param}_server").url if served else ""
+    return World(request.param, tmp_path, SYSTEM_CLOCK, url, namespace)
 
 
 @pytest.fixture
@@ -87,6 +105,5 @@ async def pass_by(clock: MovableClock, client: LockAdapter, seconds: float, *, s
     """Let `seconds` pass slowly enough for the store to answer in time."""
     for _ in range(round(seconds / step)):
         await clock.advance(step)
-        renewal = client.renewer._call
-        if renewal is not None:
-            await asyncio.wait({renewal}, timeout=0.05)
+        if renewals := set(client.renewer._calls.values()):
+            await asyncio.wait(renewals, timeout=0.05)
