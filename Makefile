@@ -2,7 +2,7 @@
 #
 #   PYTHON   the interpreter that .venv is made with    make test PYTHON=python3.12
 #   ARGS     passed to what is run                      make test ARGS="-k lock"
-#   STORE    where the demo keeps its leases            make demo STORE=sqlite:///locks.db
+#   STORE    where the demo keeps its leases            make demo STORE=redis   (postgres, or the URL of any store)
 
 PYTHON  ?= python3
 VENV    ?= .venv
@@ -18,15 +18,18 @@ DEV     := $(VENV)/.dev
 LISTS   := $(wildcard core/pyproject.toml integrations/*/pyproject.toml) constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all check docs bench clean
+.PHONY: help demo serve test test-all check docs bench torture clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(DEMO) ## run the sample shop on several workers and show what its locks prevent
+# What starts a server for the demo is part of the development environment.
+demo serve: $(if $(filter redis% unix% postgres%,$(STORE)),$(DEV),$(DEMO))
+
+demo: ## run the sample shop on several workers and show what its locks prevent
 	@$(RUN) -m sample_apps.fastapi_orders.demo $(if $(STORE),--store $(STORE)) $(ARGS)
 
-serve: $(DEMO) ## leave the sample shop running
+serve: ## leave the sample shop running
 	@$(RUN) -m sample_apps.fastapi_orders.demo serve $(if $(STORE),--store $(STORE)) $(ARGS)
 
 test: $(DEV) ## run the tests
@@ -43,6 +46,9 @@ docs: $(DEV) ## build the documentation into site/
 
 bench: $(DEV) ## run the benchmarks
 	@$(RUN) -m benchmarks $(ARGS)
+
+torture: $(DEV) ## torment workers and their store for minutes, and prove from the log that all held
+	@$(RUN) -m torture $(or $(STORE),sqlite) $(ARGS)
 
 clean: ## remove environments, caches and what was built
 	rm -rf .venv .venv-* site .coverage* .hypothesis .mypy_cache .pytest_cache .ruff_cache

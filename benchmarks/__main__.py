@@ -7,11 +7,10 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from benchmarks import locking, startup, waiting
 from benchmarks.crew import Peer
+from benchmarks.places import Places, places
 from benchmarks.plan import FULL, QUICK, STORES, Scale
 from benchmarks.report import Machine, as_json, print_table
 from benchmarks.rows import Row
@@ -30,17 +29,17 @@ def arguments() -> argparse.Namespace:
     return given
 
 
-def measure(stores: list[str], scale: Scale, peer: Peer | None, folder: Path) -> Iterator[Row]:
+def measure(stores: list[str], scale: Scale, peer: Peer | None, found: Places) -> Iterator[Row]:
     """Every row, as it is measured."""
     say("an import and a construction")
-    yield from startup.rows(scale, peer, folder)
+    yield from startup.rows(scale, peer, found)
     say(f"waiters that have nothing to do, all stores together, {scale.idle_seconds:g} s")
-    yield from waiting.idle_rows(stores, scale, peer, folder)
+    yield from waiting.idle_rows(stores, scale, peer, found)
     for store in stores:
         say(f"{store}: a crowd of waiters")
-        yield from waiting.crowd_rows(store, scale, peer, folder)
+        yield from waiting.crowd_rows(store, scale, peer, found)
         say(f"{store}: acquire and release, hand-over, contention")
-        yield from locking.rows(store, scale, peer, folder)
+        yield from locking.rows(store, scale, peer, found)
 
 
 def say(what: str) -> None:
@@ -55,8 +54,8 @@ def main() -> None:
     interpreter = os.environ.get("PEER")
     peer = Peer.find(interpreter) if interpreter else None
     machine = Machine.look()
-    with TemporaryDirectory(prefix="grelmicro-bench-") as folder:
-        rows = list(measure(stores, QUICK if given.quick else FULL, peer, Path(folder)))
+    with places(stores) as found:
+        rows = list(measure(stores, QUICK if given.quick else FULL, peer, found))
     rows.sort(key=lambda row: ("", *STORES).index(row.store))
     if given.json:
         print(as_json(rows, peer, machine, quick=given.quick))

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.places import Places
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -92,27 +94,27 @@ class Crew:
     Args:
         store: which one.
         peer: the peer's interpreter, if there is one.
-        folder: where files of leases are.
+        places: where leases are.
         floor: whether the bare floor takes part.
         count: whether all count the calls of their stores, which slows them down.
     """
 
     def __init__(
-        self, store: str, peer: Peer | None, folder: Path, *, floor: bool = False, count: bool = False
+        self, store: str, peer: Peer | None, places: Places, *, floor: bool = False, count: bool = False
     ) -> None:
         self.workers: dict[str, Worker] = {}
         self._stack = ExitStack()
         given = [store, *(["--count"] if count else [])]
-        self._start("ours", sys.executable, "package", folder, given)
+        self._start("ours", sys.executable, "package", places, given)
         if floor:
-            self._start("floor", sys.executable, "floor", folder, given)
+            self._start("floor", sys.executable, "floor", places, given)
         if peer is not None:
-            self._start("peer", peer.interpreter, "package", folder, given)
+            self._start("peer", peer.interpreter, "package", places, given)
         self.send("ready")
         self.answers()
 
-    def _start(self, name: str, interpreter: str, module: str, folder: Path, given: list[str]) -> None:
-        worker = Worker(interpreter, module, *given, "--file", str(folder / f"{name}.db"))
+    def _start(self, name: str, interpreter: str, module: str, places: Places, given: list[str]) -> None:
+        worker = Worker(interpreter, module, *given, "--place", places.of(given[0], name))
         self.workers[name] = self._stack.enter_context(worker)
 
     def rounds(self, count: int, do: str, commands: Mapping[str, Mapping[str, float]]) -> dict[str, list[Any]]:
@@ -155,5 +157,5 @@ def in_turn(names: list[str], number: int) -> list[str]:
 
 def clean_environment() -> dict[str, str]:
     """The environment without settings of locks, and without what brings other code into a process."""
-    foreign = ("GREL_", "SQLITE_", "COVERAGE_", "PYTHONPATH")
+    foreign = ("GREL_", "SQLITE_", "REDIS_", "POSTGRES_", "COVERAGE_", "PYTHONPATH")
     return {name: value for name, value in os.environ.items() if not name.startswith(foreign)}

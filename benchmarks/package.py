@@ -7,23 +7,31 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from pkgutil import resolve_name
 
 from benchmarks.counting import count_calls, counting_probes
 from benchmarks.measure import Measurements
 from benchmarks.serve import arguments, serve
 from grelmicro.coordination import Lock, LockBackend
 from grelmicro.coordination.memory import MemoryLockAdapter
-from grelmicro.providers.sqlite import SQLiteProvider
+
+PROVIDERS = {
+    "sqlite": "grelmicro.providers.sqlite:SQLiteProvider",
+    "redis": "grelmicro.providers.redis:RedisProvider",
+    "postgres": "grelmicro.providers.postgres:PostgresProvider",
+}
+"""Imported when it is asked for: nobody needs the client libraries of stores that are not measured."""
 
 
 @asynccontextmanager
-async def opened(store: str, file: str) -> AsyncIterator[LockBackend]:
+async def opened(store: str, place: str) -> AsyncIterator[LockBackend]:
     """The backend of locks on a store."""
     if store == "memory":
         async with MemoryLockAdapter() as adapter:
             yield adapter
     else:
-        async with SQLiteProvider(file) as provider, provider.lock() as adapter:
+        provider = resolve_name(PROVIDERS[store])(place)
+        async with provider, provider.lock() as adapter:
             yield adapter
 
 
@@ -32,7 +40,7 @@ async def main() -> None:
     given = arguments()
     calls: Counter[str] = Counter()
     with counting_probes(calls) if given.count else nullcontext():
-        async with opened(given.store, given.file) as backend:
+        async with opened(given.store, given.place) as backend:
             if given.count:
                 count_calls(backend, calls)
             await serve(Measurements(lambda name: Lock(name, backend=backend), Lock, calls))

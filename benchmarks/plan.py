@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-STORES = ("memory", "sqlite")
+STORES = ("memory", "sqlite", "redis", "postgres")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Scale:
 
 FULL = Scale(
     rounds=10,
-    pairs={"memory": 4000, "sqlite": 200},
+    pairs={"memory": 4000, "sqlite": 200, "redis": 200, "postgres": 150},
     handovers=20,
     grants=15,
     constructions=2000,
@@ -35,7 +35,7 @@ FULL = Scale(
 
 QUICK = Scale(
     rounds=2,
-    pairs={"memory": 500, "sqlite": 20},
+    pairs={"memory": 500, "sqlite": 20, "redis": 20, "postgres": 20},
     handovers=3,
     grants=2,
     constructions=200,

@@ -16,7 +16,7 @@ def arguments() -> argparse.Namespace:
     """The command line of a contender."""
     parser = argparse.ArgumentParser()
     parser.add_argument("store")
-    parser.add_argument("--file", required=True)
+    parser.add_argument("--place", required=True, help="a file, or the address of a server")
     parser.add_argument("--count", action="store_true")
     return parser.parse_args()
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from benchmarks.crew import Crew, Peer, for_each
+from benchmarks.places import Places
 from benchmarks.plan import Scale
 from benchmarks.rows import Row, Target
 
@@ -16,10 +16,10 @@ SETTLE = 0.5
 """Seconds until a waiter has nothing more to do."""
 
 
-def idle_rows(stores: list[str], scale: Scale, peer: Peer | None, folder: Path) -> Iterator[Row]:
+def idle_rows(stores: list[str], scale: Scale, peer: Peer | None, places: Places) -> Iterator[Row]:
     """One waiter at the default lease. All contenders wait at the same time, since they hardly do anything."""
     with ExitStack() as stack:
-        crews = {store: stack.enter_context(Crew(store, peer, folder, count=True)) for store in stores}
+        crews = {store: stack.enter_context(Crew(store, peer, places, count=True)) for store in stores}
         for crew in crews.values():
             crew.send("waiters", count=1, settle=SETTLE, seconds=scale.idle_seconds)
         answers = {store: crew.answers() for store, crew in crews.items()}
@@ -49,9 +49,9 @@ def _share(answers: Mapping[str, Any], what: str) -> dict[str, float]:
     return {name: answer[what] / answer["seconds"] for name, answer in answers.items()}
 
 
-def crowd_rows(store: str, scale: Scale, peer: Peer | None, folder: Path) -> Iterator[Row]:
+def crowd_rows(store: str, scale: Scale, peer: Peer | None, places: Places) -> Iterator[Row]:
     """Many waiters for one name, beside one; the first try of each counts."""
-    with Crew(store, peer, folder, count=True) as crew:
+    with Crew(store, peer, places, count=True) as crew:
         # One after the other: the peer's crowd leaves little of the machine to anybody else.
         one, many = (
             crew.rounds(1, "waiters", for_each("ours", "peer", count=count, settle=0, seconds=scale.crowd_seconds))

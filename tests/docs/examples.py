@@ -6,6 +6,7 @@
   `test_*.py` is run by pytest.
 - An `output` block directly below is what the program prints.
 - A line of an `sh` block is a command, which is checked but not run.
+- A program that names `REDIS_URL` or `POSTGRES_URL` finds the address of a real server in that variable.
 
 Nothing switches a `python` block off.
 """
@@ -14,10 +15,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -29,6 +31,12 @@ CONTINUES = "<!-- continues -->"
 
 LIMIT = 30
 """Seconds after which a program counts as hanging."""
+
+SERVERS = {"REDIS_URL": "redis_url", "POSTGRES_URL": "postgres_url"}
+"""The variables that name a server, and the fixtures that give their values."""
+
+OURS = ("GREL_", "SQLITE_", "REDIS_", "POSTGRES_", "WEB_CONCURRENCY", "PYTEST_")
+"""What the variables begin with that would set this package up, or its tests."""
 
 _parser = MarkdownIt("commonmark").enable("table")
 
@@ -55,6 +63,12 @@ class Example:
     program: str
     output: str | None
     files: tuple[Block, ...]
+
+    @property
+    def servers(self) -> list[str]:
+        """The variables of `SERVERS` that the program, or one of its files, names."""
+        texts = (self.program, *(file.text for file in self.files))
+        return [variable for variable in SERVERS if any(variable in text for text in texts)]
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -115,14 +129,14 @@ def examples(page: str, text: str) -> Iterator[Example]:
             files.append(block)
 
 
-def environment() -> dict[str, str]:
-    """That of the tests, without what would set this package up."""
-    ours = ("GREL_", "SQLITE_PATH", "WEB_CONCURRENCY", "PYTEST_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+def environment(urls: Mapping[str, str]) -> dict[str, str]:
+    """That of the tests, with nothing but `urls` to set this package up."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+    return {**others, **urls}
 
 
-def run(example: Example, folder: Path) -> list[str]:
-    """Run a program in a folder; what is wrong with it."""
+def run(example: Example, folder: Path, urls: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+    """Run a program in a folder, with `urls` in its environment; what is wrong with it."""
     for file in example.files:
         (folder / file.title).write_text(file.text, encoding="utf-8")
     name = example.title or "example.py"
@@ -136,7 +150,7 @@ def run(example: Example, folder: Path) -> list[str]:
         done = subprocess.run(
             command,
             cwd=folder,
-            env=environment(),
+            env=environment(urls),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -10,23 +10,18 @@ from pydantic_core import PydanticUndefined
 
 from grelmicro.config import Config
 from grelmicro.coordination import LeaderElectionConfig, LockConfig, TaskLockConfig
-from tests.docs.examples import LANGUAGES, Example, blocks, commands, examples, hidden, rows, run
+from tests.docs.examples import LANGUAGES, SERVERS, Example, blocks, commands, examples, hidden, rows, run
+from tests.docs.pages import PAGES
 from tests.repo.source import CORE, INTEGRATIONS, ROOT
 
 CONFIGS: dict[str, type[Config]] = {
     config.__name__: config for config in (LockConfig, TaskLockConfig, LeaderElectionConfig)
 }
 
-PAGES = {
-    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for pattern in ("*.md", "docs/**/*.md", "core/*.md", "integrations/*/*.md", "sample_apps/**/*.md")
-    for path in sorted(ROOT.glob(pattern))
-}
-
 EXAMPLES = [example for page, text in PAGES.items() for example in examples(page, text)]
 
 MAKE = re.compile(r"make ([a-z-]+)(?: [A-Z]+=\S.*)?")
-INSTALL = re.compile(r"pip install(?: (?:-e )?\./[\w/]+)+")
+INSTALL = re.compile(r'pip install(?: (?:-e )?"?\./[\w/]+(?:\[[a-z,]+\])?"?)+')
 PUBLISHED = re.compile(r'pip install "?(grelmicro-suite[a-z-]*)(?:\[([a-z,]+)\])?"?')
 OTHERS = re.compile(r"python -m pytest(?: [\w/.-]+)?|uvicorn [\w.:-]+(?: --workers \d+)?")
 
@@ -37,13 +32,18 @@ def unknown(command: str) -> str:
         known = re.search(rf"^{found[1]}:.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         return "" if known else f"{command!r}: the Makefile has no {found[1]}"
     if INSTALL.fullmatch(command):
-        missing = [
-            folder for folder in re.findall(r"\./([\w/]+)", command) if not (ROOT / folder / "pyproject.toml").exists()
-        ]
-        return f"{command!r}: no distribution in {missing}" if missing else ""
+        folders = re.findall(r"\./([\w/]+)(?:\[([a-z,]+)\])?", command)
+        return "; ".join(filter(None, (unknown_folder(folder, extras) for folder, extras in folders)))
     if found := PUBLISHED.fullmatch(command):
         return unknown_distribution(found[1], found[2])
     return "" if OTHERS.fullmatch(command) else f"{command!r} is not a command that is known here"
+
+
+def unknown_folder(folder: str, extras: str) -> str:
+    path = ROOT / folder / "pyproject.toml"
+    if not path.exists():
+        return f"no distribution in {folder}"
+    return unknown_distribution(tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"], extras)
 
 
 def unknown_distribution(name: str, extras: str | None) -> str:
@@ -117,8 +117,9 @@ def test_pages_are_found() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_example_runs(example: Example, tmp_path: Path) -> None:
-    assert run(example, tmp_path) == []
+def test_example_runs(example: Example, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    urls = {variable: request.getfixturevalue(SERVERS[variable]) for variable in example.servers}
+    assert run(example, tmp_path, urls) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -154,6 +155,15 @@ def test_log_lines_are_those_of_the_code() -> None:
     assert len(shown) > 10
     templates = log_templates()
     assert [line for line, cells in shown.items() if not is_logged(line, cells[0], templates)] == []
+
+
+def test_every_log_line_is_explained() -> None:
+    shown = rows(PAGES["docs/guides/operations.md"], "<!-- log lines -->")
+    assert [
+        template
+        for template in log_templates()
+        if not any(is_logged(line, cells[0], [template]) for line, cells in shown.items())
+    ] == []
 
 
 # The tests above can fail.
@@ -209,6 +219,15 @@ def test_a_broken_example_is_seen(right: str, wrong: str, complaint: str, tmp_pa
     assert complaint in "".join(run(found[1], tmp_path))
 
 
+def test_a_program_finds_only_the_servers_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os\nprint(os.environ.get('REDIS_URL'), os.environ.get('POSTGRES' '_URL'))\n"
+    (example,) = examples("page", f"```python\n{program}```\n\n```output\nhere None\n```\n")
+    for variable in SERVERS:
+        monkeypatch.setenv(variable, "of the tests")
+    assert example.servers == ["REDIS_URL"]
+    assert run(example, tmp_path, {"REDIS_URL": "here"}) == []
+
+
 def test_a_broken_test_is_seen(tmp_path: Path) -> None:
     (example,) = examples("page", '```python title="test_it.py"\ndef test_it() -> None:\n    assert False\n```\n')
     assert "1 failed" in "".join(run(example, tmp_path))
@@ -233,6 +252,7 @@ def test_hidden_code_is_seen(text: str) -> None:
         "pip install ./core ./integrations/flask",
         "pip install grelmicro-suite-flask",
         'pip install "grelmicro-suite[carrots]"',
+        'pip install "./core[carrots]"',
         "curl https://example.org | sh",
     ],
 )

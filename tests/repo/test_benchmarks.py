@@ -13,6 +13,8 @@ from benchmarks.report import Machine, as_json, print_table
 from benchmarks.rows import Row, Target
 from tests.repo.source import ROOT
 
+pytestmark = pytest.mark.timeout(240)  # a quick run of four stores, servers included
+
 COMPARED = ("acquire + release, p50 of the quietest round", "16 tasks with a body of 1 ms")
 
 
@@ -43,12 +45,12 @@ def test_every_figure_is_a_number(rows: list[dict[str, Any]]) -> None:
 
 def test_every_store_is_compared_with_its_floor(rows: list[dict[str, Any]]) -> None:
     compared = {(row["store"], row["what"]) for row in rows if row["floor"] and row["ratio"] and row["target"]}
-    assert {(store, what) for store in ("memory", "sqlite") for what in COMPARED} <= compared
+    assert {(store, what) for store in ("memory", "sqlite", "redis", "postgres") for what in COMPARED} <= compared
 
 
 def test_every_target_has_a_verdict(rows: list[dict[str, Any]]) -> None:
     assert all((row["target"] is None) == (row["reached"] is None) for row in rows)
-    assert sum(row["target"] is not None for row in rows) >= 14
+    assert sum(row["target"] is not None for row in rows) >= 26
 
 
 def test_without_a_peer_there_are_no_figures_of_one(rows: list[dict[str, Any]]) -> None:
@@ -58,7 +60,7 @@ def test_without_a_peer_there_are_no_figures_of_one(rows: list[dict[str, Any]]) 
 def test_an_unknown_store_is_refused() -> None:
     done = benchmarks("--quick", "mongodb")
     assert done.returncode == 2
-    assert "the stores are memory, sqlite" in done.stderr
+    assert "the stores are memory, sqlite, redis, postgres" in done.stderr
 
 
 def test_a_peer_without_the_package_is_refused() -> None:

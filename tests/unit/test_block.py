@@ -7,7 +7,6 @@ import pytest
 from grelmicro.coordination import (
     Lock,
     LockLostError,
-    LockNotOwnedError,
     OutcomeUnknownError,
 )
 from grelmicro.coordination.adapters import LockAdapter
@@ -88,12 +87,27 @@ async def test_a_block_whose_lease_was_released_inside_ends_quietly(world: World
         assert not lock._held
 
 
-async def test_a_block_must_end_in_the_task_that_entered_it(world: World) -> None:
+async def test_a_block_whose_lease_was_lost_inside_ends_what_was_acquired_after_that(
+    world: World, clock: MovableClock
+) -> None:
     async with world.client() as client:
-        lock = Lock("cart", backend=client)
-        handle = await lock.__aenter__()
-        with pytest.raises(LockNotOwnedError):
-            await asyncio.create_task(lock.__aexit__(None, None, None))
-        assert handle.valid
-        await lock.__aexit__(None, None, None)
-        assert handle.released
+        lock = Lock("cart", backend=client, lease_duration=10)
+        async with lock as lost:
+            await clock.advance(11)
+            again = await lock.acquire()
+        assert lost.lost
+        assert again.released
+
+
+async def test_a_block_inside_one_that_was_lost_ends_its_own_lease(world: World, clock: MovableClock) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client, lease_duration=10)
+        with pytest.raises(LockLostError):
+            async with lock as outer:
+                await clock.advance(11)
+                async with lock as inner:
+                    assert inner.valid
+                assert inner.released
+                assert outer.lost
+        assert not lock._blocks
+        assert not lock._held

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from random import Random
@@ -13,10 +14,11 @@ import pytest
 
 from grelmicro import Grelmicro
 from grelmicro.context import open_apps
-from grelmicro.coordination import Coordination, Lock, OutcomeUnknownError
-from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.coordination import Coordination, LeaderElection, Lock, OutcomeUnknownError, TaskLock
+from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter
 from grelmicro.lifecycle import Resource, outlast
-from grelmicro.task import Tasks
+from grelmicro.providers.memory import MemoryProvider
+from grelmicro.task import IntervalTask, Tasks
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
 from tests.helpers.parts import Part
 from tests.helpers.stores import late, reply_lost
@@ -183,27 +185,103 @@ async def test_many_users_come_and_go(seed: int, nothing_left: None) -> None:
     assert re.fullmatch(r"(\[(\(\)\]?)?)*", states), states
 
 
-async def test_outlasting_a_cancelled_scope_leaves_the_others_time() -> None:
-    """A scope cancels each await at once, so waiting on must not run in circles."""
-    loop = asyncio.get_running_loop()
-    turns = 0
+@pytest.fixture
+async def turns(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """One entry for each turn of the event loop: the seconds for which it was ready to sleep."""
+    turns: list[float] = []
+    selector = vars(asyncio.get_running_loop())["_selector"]
+    select = selector.select
 
-    def count() -> None:
-        nonlocal turns
-        turns += 1
-        if not work.done():
-            loop.call_soon(count)
+    def counted(timeout: float | None = None) -> object:
+        turns.append(0.0 if timeout is None else timeout)
+        return select(timeout)
 
-    hurried: list[int] = []
-    work = loop.create_task(asyncio.sleep(0.3, "done"))
-    count()
+    monkeypatch.setattr(selector, "select", counted)
+    return turns
+
+
+async def test_outlasting_a_cancelled_scope_lets_the_event_loop_sleep(turns: list[float]) -> None:
+    """A scope cancels each await at once, so waiting on must not run in circles, and must not hold others up."""
+    hurried: list[bool] = []
+    work = asyncio.create_task(asyncio.sleep(0.3, "done"))
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await outlast(work, hurry=lambda: hurried.append(turns))
+        await outlast(work, hurry=lambda: hurried.append(work.done()))
     assert scope.cancelled_caught
     assert work.result() == "done"
-    assert len(hurried) == 1
-    assert turns < 1000
+    assert hurried == [False]
+    assert len(turns) < 20
+    assert sum(turns) > 0.2
+
+
+async def test_outlasting_many_cancellations() -> None:
+    hurried: list[bool] = []
+    work = asyncio.create_task(asyncio.sleep(0.1, "done"))
+    waiting = asyncio.create_task(outlast(work, hurry=lambda: hurried.append(work.done())))
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert work.result() == "done"
+    assert hurried == [False]
+
+
+async def test_a_thread_is_waited_for_in_a_cancelled_scope(turns: list[float]) -> None:
+    """The task's lease outlives the thread, and the event loop sleeps meanwhile."""
+    ended: list[bool] = []
+
+    def work() -> None:
+        time.sleep(0.3)
+        ended.append(True)
+
+    async with MemoryProvider().lock() as backend:
+        lock = TaskLock("job", backend=backend)
+        task = IntervalTask("job", work, 60, lock=lock)
+        with anyio.CancelScope() as scope:
+            asyncio.get_running_loop().call_later(0.05, scope.cancel)
+            await task()
+        assert scope.cancelled_caught
+        assert ended
+    assert len(turns) < 100
+
+
+async def test_what_is_led_ends_in_order_in_a_cancelled_scope() -> None:
+    """A scope cancels again and again; the work, which is outside of it, is cancelled once."""
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0.01)
+            ended.append("in order")
+
+    async with MemoryProvider().leaderelection() as backend:
+        leader = LeaderElection("job", backend=backend)
+        service = asyncio.create_task(leader())
+        await leader.wait_for_leader()
+        with anyio.CancelScope() as scope:
+            asyncio.get_running_loop().call_later(0.05, scope.cancel)
+            await leader.lead(work)
+        assert scope.cancelled_caught
+        assert ended == ["in order"]
+        service.cancel()
+        await asyncio.wait({service})
+
+
+async def test_an_election_steps_down_before_a_cancelled_scope_ends(real_world: World) -> None:
+    async with LeaderElectionAdapter(real_world.store()) as backend:
+        leader = LeaderElection("job", backend=backend)
+        with anyio.CancelScope() as scope:
+            asyncio.get_running_loop().call_later(0.1, scope.cancel)
+            await leader()
+        assert scope.cancelled_caught
+        assert not leader.is_running()
+        record = await backend.read("leader:job")
+        assert record is not None
+        assert not record.live
 
 
 async def test_what_is_outlasted_gives_its_answer() -> None:

@@ -100,6 +100,18 @@ def test_changes_of_the_environment_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert Lock("cart").config.lease_duration == 60
 
 
+def test_an_empty_variable_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for field in ("LEASE_DURATION", "AUTO_RENEW", "MAX_HOLD", "WORKER"):
+        monkeypatch.setenv(f"GREL_LOCK_CART_{field}", "")
+        monkeypatch.setenv(f"SHOP_{field}", "")
+    assert Lock("cart").config == LockConfig()
+    assert Lock("cart", env_prefix="SHOP_").config == LockConfig()
+    monkeypatch.setenv("GREL_LOCK_LEASE_DURATION", "6")
+    assert Lock("cart").config.lease_duration == 6
+    monkeypatch.setenv("GREL_LOCK_LEASE_DURATION", "")
+    assert Lock("cart").config.lease_duration == 60
+
+
 def test_a_prefix_replaces_the_usual_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GREL_LOCK_CART_LEASE_DURATION", "5")
     monkeypatch.setenv("GREL_LOCK_LEASE_DURATION", "6")
@@ -194,6 +206,40 @@ async def test_settings_that_break_a_rule_are_never_in_force() -> None:
         assert lock.config == before
     with pytest.raises(SettingsValidationError, match="min_hold_duration should be at most lease_duration"):
         await TaskLock("a").reconfigure(TaskLockConfig().model_copy(update={"min_hold_duration": 100}))
+
+
+async def test_a_default_yields_to_a_shorter_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TaskLock("a", lease_duration=0.5).config.min_hold_duration == 0.5
+    assert TaskLockConfig(lease_duration=0.5).min_hold_duration == 0.5
+    assert TaskLock("a", lease_duration=5).config.min_hold_duration == 1
+    with pytest.raises(SettingsValidationError, match="min_hold_duration should be at most lease_duration"):
+        TaskLock("a", lease_duration=0.5, min_hold_duration=1)
+    monkeypatch.setenv("GREL_TASKLOCK_LEASE_DURATION", "0.5")
+    assert TaskLock("a").config.min_hold_duration == 0.5
+    monkeypatch.setenv("GREL_TASKLOCK_MIN_HOLD_DURATION", "1")
+    with pytest.raises(SettingsValidationError, match="min_hold_duration should be at most lease_duration"):
+        TaskLock("a")
+
+
+async def test_a_default_yields_to_a_new_lease_and_no_longer() -> None:
+    lock = TaskLock("a")
+    await lock.reconfigure(lock.config.model_copy(update={"lease_duration": 0.5}))
+    assert (lock.config.lease_duration, lock.config.min_hold_duration) == (0.5, 0.5)
+    await lock.reconfigure(lock.config.model_copy(update={"lease_duration": 5}))
+    assert (lock.config.lease_duration, lock.config.min_hold_duration) == (5, 1)
+    await lock.reconfigure(TaskLockConfig(min_hold_duration=2))
+    assert (lock.config.lease_duration, lock.config.min_hold_duration) == (60, 2)
+    with pytest.raises(SettingsValidationError, match="min_hold_duration should be at most lease_duration"):
+        await lock.reconfigure(lock.config.model_copy(update={"lease_duration": 0.5}))
+
+
+async def test_new_settings_of_a_subclass_keep_its_defaults() -> None:
+    class Short(LockConfig):
+        lease_duration: float = 5.0
+
+    lock = Lock("cart")
+    await lock.reconfigure(Short())
+    assert lock.config.lease_duration == 5
 
 
 async def test_new_settings_keep_the_worker() -> None:

@@ -28,10 +28,15 @@ def test_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"lease_duration": 10}, ORDERED),
+        ({"lease_duration": 10, "renew_deadline": 10}, ORDERED),
+        ({"lease_duration": 10, "retry_interval": 10}, ORDERED),
+        ({"renew_deadline": 2, "retry_interval": 2}, ORDERED),
         ({"renew_deadline": 15}, ORDERED),
-        ({"renew_deadline": 2}, ORDERED),
         ({"retry_interval": 10}, ORDERED),
+        (
+            {"renew_deadline": 2, "backend_timeout": 2.1},
+            r"\(settings\) backend_timeout should be at most renew_deadline: give values that ",
+        ),
         (
             {"backend_timeout": 10.1},
             r"\(settings\) backend_timeout should be at most renew_deadline: give values that ",
@@ -45,6 +50,34 @@ def test_the_defaults() -> None:
 def test_rules(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(SettingsValidationError, match=f"^LeaderElection 'job': {text}"):
         LeaderElection("job", **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "rest"),
+    [
+        ({"renew_deadline": 2}, {"lease_duration": 15, "retry_interval": 0.4, "backend_timeout": 1}),
+        ({"renew_deadline": 4}, {"lease_duration": 15, "retry_interval": 2, "backend_timeout": 2}),
+        ({"lease_duration": 12}, {"renew_deadline": 10, "retry_interval": 2, "backend_timeout": 5}),
+        ({"lease_duration": 9}, {"renew_deadline": 6, "retry_interval": 2, "backend_timeout": 5}),
+        ({"lease_duration": 3}, {"renew_deadline": 2, "retry_interval": 0.4, "backend_timeout": 1}),
+        ({"lease_duration": 4, "retry_interval": 3}, {"renew_deadline": 3.5, "backend_timeout": 1.75}),
+        ({"lease_duration": 4, "backend_timeout": 3}, {"renew_deadline": 3.5, "retry_interval": 2}),
+        ({"lease_duration": 0.1}, {"renew_deadline": 0.2 / 3, "retry_interval": 0.04 / 3, "backend_timeout": 0.1 / 3}),
+    ],
+)
+async def test_a_default_becomes_shorter_to_go_with_what_is_given(given: dict[str, Any], rest: dict[str, Any]) -> None:
+    built = LeaderElection("job", **given).config
+    assert {field: getattr(built, field) for field in rest} == pytest.approx(rest)
+    assert built == LeaderElectionConfig(**given)
+    assert built.model_fields_set == given.keys()
+    reconfigured = LeaderElection("job")
+    await reconfigured.reconfigure(LeaderElectionConfig().model_copy(update=given))
+    assert reconfigured.config == built
+    await reconfigured.reconfigure(reconfigured.config.model_copy(update={"lease_duration": 15, "renew_deadline": 10}))
+    others = {"retry_interval": 2.0, "backend_timeout": 5.0} | {
+        field: value for field, value in given.items() if field in ("retry_interval", "backend_timeout")
+    }
+    assert {field: getattr(reconfigured.config, field) for field in others} == others
 
 
 @pytest.mark.parametrize("name", ["", "a\nb", "x" * 256, None])
@@ -87,7 +120,7 @@ async def test_the_worker_stays() -> None:
 async def test_broken_rules_do_not_come_into_force() -> None:
     election = LeaderElection("job")
     with pytest.raises(SettingsValidationError, match="should keep lease_duration > renew_deadline > retry_interval"):
-        await election.reconfigure(election.config.model_copy(update={"lease_duration": 5.0}))
+        await election.reconfigure(election.config.model_copy(update={"lease_duration": 5.0, "renew_deadline": 6.0}))
     assert election.config.lease_duration == 15.0
 
 
@@ -114,3 +147,9 @@ def test_before_it_runs_nobody_leads() -> None:
     assert election.record is None
     assert election.last_confirmation_age() == float("inf")
     assert repr(election) == "<LeaderElection 'job' follows>"
+
+
+@pytest.mark.parametrize("metadata", [5, [("a", "b")], {"a": 1}, {1: "a"}])
+def test_metadata_is_text_by_text(metadata: Any) -> None:
+    with pytest.raises(SettingsValidationError, match="^LeaderElection metadata should be text by text: "):
+        LeaderElection("job", metadata=metadata)

@@ -83,6 +83,19 @@ async def test_a_subscription_that_fails_is_tried_again(world: World, clock: Mov
         assert worker.election.is_leader()
 
 
+async def test_a_store_that_never_begins_a_subscription_is_polled(world: World, clock: MovableClock) -> None:
+    async with Fleet(world, clock) as fleet:
+        leader = await fleet.leading()
+        worker = fleet.worker(start=False)
+        worker.store.break_down(silence, "watch")
+        worker.start()
+        await fleet.let_pass(60.0)
+        assert not worker.election.is_leader()
+        await leader.stop()
+        await fleet.let_pass(5.0)
+        assert worker.election.is_leader()
+
+
 async def test_a_store_that_cannot_be_opened_is_tried_again(world: World, clock: MovableClock) -> None:
     class Shut(CountedStore):
         shut = True

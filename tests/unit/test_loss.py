@@ -9,10 +9,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from grelmicro.coordination import Lock, LockHandle, LockLostError, TaskLock, WouldBlockError
+from grelmicro.coordination import Lock, LockHandle, LockLostError, LockNotOwnedError, TaskLock, WouldBlockError
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.testing.clock import MovableClock
-from tests.helpers.stores import Fault, refused, request_lost, silence
+from tests.helpers.stores import Apply, Fault, refused, request_lost, silence
 from tests.helpers.worlds import World, eventually, pass_by
 
 
@@ -205,6 +205,38 @@ async def test_a_blocked_loop_is_told_and_the_loss_noticed(real_world: World, ca
         with pytest.raises(LockLostError, match="it was not renewed in time"):
             await work()
     assert "the event loop was blocked: leases are looked after" in caplog.text
+
+
+@pytest.mark.parametrize("automatic", [False, True], ids=["extended", "renewed"])
+async def test_an_answer_after_the_deadline_does_not_take_the_loss_back(
+    world: World, clock: MovableClock, automatic: bool
+) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        handle = await Lock("cart", backend=client, lease_duration=9, auto_renew=automatic).acquire()
+        waiting = asyncio.create_task(handle.wait_lost())
+
+        async def frozen(apply: Apply) -> object:
+            """The process stands still over the deadline; when it goes on, the answer is there already."""
+            answer = await apply()
+            passing = clock.shift(6.0)
+            passing.send(None)  # before anything else runs
+            passing.close()
+            assert handle.lost
+            return answer
+
+        store.suffer("renew_many" if automatic else "renew", frozen)
+        await clock.advance(3)
+        if automatic:
+            await eventually(lambda: store.calls["renew_many"] == 1, "it is renewed")
+        else:
+            with pytest.raises(LockNotOwnedError, match="run out"):
+                await handle.extend()
+        await asyncio.wait_for(waiting, 5)
+        await eventually(lambda: store.calls["release"] > 0, "what was renewed too late is given back")
+        assert handle.lost
+        assert len(client.renewer) == 0
+        await Lock("cart", backend=other).acquire(timeout=5)
 
 
 async def test_a_closed_backend_ends_what_it_renewed(world: World) -> None:

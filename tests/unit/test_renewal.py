@@ -7,7 +7,15 @@ from contextvars import ContextVar
 
 import pytest
 
-from grelmicro.coordination import Lock, LockHandle, LockLostError, WouldBlockError
+from grelmicro.coordination import (
+    Lock,
+    LockHandle,
+    LockLostError,
+    LockNotOwnedError,
+    OutcomeUnknownError,
+    TaskLock,
+    WouldBlockError,
+)
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.events import Event, listen
 from grelmicro.testing.clock import MovableClock
@@ -127,10 +135,18 @@ async def test_a_limit_below_the_lease_shortens_it(world: World, clock: MovableC
 async def test_renewal_ends_with_its_task(world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture) -> None:
     async with world.client() as client, world.client() as other:
         lock = Lock("cart", backend=client, lease_duration=9, auto_renew=True)
-        await asyncio.create_task(lock.acquire())
-        await pass_by(clock, client, 9.5)
+
+        async def leave_held() -> LockHandle:
+            return await lock.acquire()
+
+        gc.disable()  # a handle ends with its last reference, not at the next collection
+        try:
+            await asyncio.create_task(leave_held())
+            await pass_by(clock, client, 9.5)
+        finally:
+            gc.enable()
         assert len(client.renewer) == 0
-        assert "was left held by a task or thread that ended" in caplog.text
+        assert "was dropped without a release: its lease is not renewed" in caplog.text
         await Lock("cart", backend=other).acquire_nowait()
 
 
@@ -236,3 +252,56 @@ async def test_renewals_keep_nothing_of_the_request_that_began_them(world: World
             store.suffer("renew_many", look)
             await pass_by(clock, client, 4)
     assert seen == ["none"]
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+async def test_a_renewal_that_shortens_counts_before_its_answer(
+    world: World, clock: MovableClock, automatic: bool
+) -> None:
+    """A task that began late counts its hold, and with it the limit of it, from when it was due."""
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        lock = TaskLock("job", backend=client, lease_duration=60, max_hold=60, auto_renew=automatic)
+        async with lock as handle:
+            handle.backdate(10)
+            store.suffer("renew_many" if automatic else "renew", reply_lost)
+            if automatic:
+                await pass_by(clock, client, 20.5)
+                assert store.calls["renew_many"] == 1
+            else:
+                with pytest.raises(OutcomeUnknownError):
+                    await handle.extend()
+            record = await store.inner.read("tasklock:job")
+            assert record is not None
+            assert handle.expires_in < record.remaining
+
+
+async def test_what_was_given_back_or_shortened_is_not_renewed(world: World, clock: MovableClock) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client, world.client() as other:
+        async with TaskLock("job", backend=client, lease_duration=9, min_hold_duration=5, auto_renew=True) as short:
+            pass
+        given_back = await Lock("cart", backend=client, lease_duration=9, auto_renew=True).acquire()
+        store.break_down(request_lost, "release")
+        given_back.give_back()
+        assert len(client.renewer) == 0
+        await pass_by(clock, client, 9.5)
+        assert store.calls["renew_many"] == 0
+        assert short.released
+        assert given_back.released
+        await Lock("cart", backend=other).acquire_nowait()
+        async with TaskLock("job", backend=other):
+            pass
+        store.heal()
+
+
+async def test_what_was_lost_is_not_renewed(world: World, clock: MovableClock) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        handle = await Lock("cart", backend=client, lease_duration=9, auto_renew=True).acquire()
+        await client.release(handle.lease)
+        with pytest.raises(LockNotOwnedError):
+            await handle.extend()
+        assert handle.lost
+        await pass_by(clock, client, 9.5)
+        assert store.calls["renew_many"] == 0

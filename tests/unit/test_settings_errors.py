@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grelmicro.backends.memory import MemoryStore
-from grelmicro.coordination import Coordination, Lock, TaskLock
+from grelmicro.coordination import Coordination, LeaderElection, Lock, TaskLock
 from grelmicro.errors import GrelmicroError, SettingsValidationError
 from grelmicro.providers.memory import MemoryProvider
 
@@ -69,7 +69,7 @@ def test_a_keyword(settings: dict[str, object], text: str) -> None:
         ("GREL_LOCK_CART_LEASE_DURATION", "-5", f"should be greater than 0: {REMEDY} 60.0"),
         (
             "GREL_LOCK_CART_LEASE_DURATION",
-            "",
+            " ",
             f"should be a valid number, unable to parse string as a number: {REMEDY} 60.0",
         ),
         ("GREL_LOCK_LEASE_DURATION", "nan", f"should be greater than 0: {REMEDY} 60.0"),
@@ -85,6 +85,17 @@ def test_a_variable(monkeypatch: pytest.MonkeyPatch, variable: str, value: str, 
     with pytest.raises(SettingsValidationError) as caught:
         Lock("cart")
     assert str(caught.value) == f"Lock 'cart': lease_duration (environment variable {variable}) {text}"
+
+
+@pytest.mark.parametrize("kind", [Lock, TaskLock, LeaderElection])
+@pytest.mark.parametrize("prefix", [5, b"SHOP_", ["SHOP_"], True])
+def test_a_prefix(kind: type[Lock] | type[TaskLock] | type[LeaderElection], prefix: object) -> None:
+    with pytest.raises(SettingsValidationError) as caught:
+        kind("cart", env_prefix=prefix)  # type: ignore[arg-type]
+    assert str(caught.value) == (
+        f"{kind.__name__} 'cart': env_prefix should be text, not {type(prefix).__name__}: "
+        "give what the names of its environment variables begin with, such as 'SHOP_LOCK_'"
+    )
 
 
 def test_settings_that_do_not_go_together() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from grelmicro.coordination import LeaderElection, TaskLock, TaskLockConfig
+from grelmicro.coordination import LeaderElection, Lock, TaskLock, TaskLockConfig
 from grelmicro.coordination.memory import MemoryLockAdapter
 from grelmicro.errors import SettingsValidationError, TaskError
 from grelmicro.task import IntervalTask, TaskRouter, Tasks
@@ -192,6 +192,64 @@ def test_settings_of_the_environment_are_kept(monkeypatch: pytest.MonkeyPatch) -
     router = TaskRouter()
     router.every(seconds=5, name="job", lock=TaskLock())(tick)
     assert (lock_of(router).config.min_hold_duration, lock_of(router).config.lease_duration) == (3.0, 33.0)
+
+
+def test_a_nameless_lock_reads_the_variables_of_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREL_TASKLOCK_LEASE_DURATION", "20")
+    monkeypatch.setenv("GREL_TASKLOCK_MAX_HOLD", "200")
+    monkeypatch.setenv("GREL_TASKLOCK_DEFAULT_MAX_HOLD", "300")
+    monkeypatch.setenv("GREL_TASKLOCK_NIGHT_JOB_LEASE_DURATION", "30")
+    monkeypatch.setenv("GREL_TASKLOCK_NIGHT_JOB_WORKER", "web-1")
+    monkeypatch.setenv("GREL_TASKLOCK_NIGHT_JOB_AUTO_RENEW", "true")
+    monkeypatch.setenv("GREL_TASKLOCK_OTHER_LEASE_DURATION", "40")
+    monkeypatch.setenv("SHOP_LEASE_DURATION", "50")
+
+    def declared(lock: TaskLock) -> TaskLock:
+        router = TaskRouter()
+        router.every(seconds=5, name="night-job", lock=lock)(tick)
+        return lock_of(router)
+
+    nameless, keyword = declared(TaskLock()), declared(TaskLock(lease_duration=25, auto_renew=False))
+    assert nameless.config == TaskLockConfig(
+        worker="web-1", lease_duration=30, min_hold_duration=5, auto_renew=True, max_hold=200
+    )
+    assert nameless.worker == "web-1"
+    assert (keyword.config.lease_duration, keyword.config.auto_renew, keyword.config.max_hold) == (25, False, 200)
+    assert declared(TaskLock("other")).config.lease_duration == 40
+    assert declared(TaskLock(env_prefix="SHOP_")).config.lease_duration == 50
+    ready = TaskLock.from_config("default", TaskLockConfig(max_hold=9))
+    assert declared(ready).config == TaskLockConfig(max_hold=9, min_hold_duration=5)
+    assert declared(ready).name == "night-job"
+
+
+async def test_a_nameless_lock_keeps_new_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREL_TASKLOCK_JOB_LEASE_DURATION", "30")
+    lock = TaskLock(lease_duration=40)
+    await lock.reconfigure(TaskLockConfig(lease_duration=50))
+    router = TaskRouter()
+    router.every(seconds=5, name="job", lock=lock)(tick)
+    assert lock_of(router).config.lease_duration == 50
+
+
+def test_a_wrong_variable_of_the_task_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREL_TASKLOCK_JOB_LEASE_DURATION", "soon")
+    with pytest.raises(
+        SettingsValidationError,
+        match=r"^every\(lock=\) of job: lease_duration \(environment variable GREL_TASKLOCK_JOB_LEASE_DURATION\) ",
+    ):
+        TaskRouter().every(seconds=5, name="job", lock=TaskLock())(tick)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"lock": Lock("a")}, "every() takes a TaskLock, not Lock: build one, such as TaskLock('job')"),
+        ({"leader": "a"}, "every() takes a LeaderElection, not str: build one, such as LeaderElection('job')"),
+    ],
+)
+def test_another_kind_of_lock_or_leader_is_refused(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsValidationError, match=f"^{re.escape(text)}$"):
+        TaskRouter().every(seconds=5, **given)
 
 
 def test_a_lease_that_is_shorter_than_the_interval_is_refused() -> None:

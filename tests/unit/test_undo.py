@@ -119,6 +119,23 @@ async def test_a_refusal_by_ones_own_unanswered_acquire_frees_it_at_once(world: 
         client._background.copy().pop().cancel()
 
 
+async def test_that_refusal_is_no_failure_when_the_undo_comes_between(world: World) -> None:
+    """A store then cannot tell whether the acquire is still on its way."""
+    store = world.troubled(ordered=False)
+    async with LockAdapter(store) as client:
+        overtaken = Overtaken()
+        store.suffer("acquire", overtaken)
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        with pytest.raises(OutcomeUnknownError):
+            await lock.acquire()
+        await eventually(lambda: store.calls["release"] == 1, "the undo came first")
+        await overtaken.arrive()
+        store.suffer("release", reply_lost)
+        await lock.acquire_nowait()
+        await lock.release()
+        client._background.copy().pop().cancel()
+
+
 async def test_the_name_of_an_unanswered_acquire_is_never_used_again(world: World) -> None:
     store = world.troubled()
     seen: list[str] = []

@@ -15,9 +15,9 @@ from grelmicro.coordination import (
     WouldBlockError,
 )
 from grelmicro.coordination.adapters import LockAdapter
-from grelmicro.coordination.wait import SAFETY_POLL
+from grelmicro.coordination.wait import SAFETY_POLL, SUBSCRIBING
 from grelmicro.testing.clock import MovableClock
-from tests.helpers.stores import Gate, late, refused, reply_never, request_lost, silence
+from tests.helpers.stores import Fault, Gate, late, refused, reply_never, request_lost, silence
 from tests.helpers.worlds import World, eventually
 
 LONG = 3600.0
@@ -335,3 +335,41 @@ async def test_a_late_reply_within_the_deadline_is_a_grant(real_world: World) ->
         store.suffer("acquire", late(request=0.05, reply=0.05))
         handle = await Lock("cart", backend=client).acquire(timeout=10)
         assert handle.valid
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_a_store_that_never_begins_a_subscription_is_polled(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture, timeout: float | None
+) -> None:
+    store = world.troubled()
+    store.break_down(silence, "watch")
+    async with LockAdapter(store) as client, world.client() as other:
+        held = await Lock("cart", backend=other, lease_duration=LONG).acquire()
+        waiting = asyncio.create_task(Lock("cart", backend=client).acquire(timeout=timeout))
+        await eventually(lambda: store.calls["watch"], "it subscribes")
+        await clock.advance(SUBSCRIBING)
+        await asleep(client)
+        assert not waiting.done()
+        await held.release()
+        for _ in range(5):
+            await clock.advance(0.1)
+            await asyncio.sleep(0.01)
+        assert (await asyncio.wait_for(waiting, 5)).valid
+        assert "lock 'cart': the store gave no hints within 1 s, so it is polled instead" in caplog.text
+
+
+@pytest.mark.parametrize("fault", [silence, request_lost])
+async def test_what_was_won_counts_though_its_subscription_does_not_end(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture, fault: Fault
+) -> None:
+    store = world.troubled()
+    store.break_down(fault, "unwatch")
+    async with LockAdapter(store) as client, world.client() as other:
+        held = await Lock("cart", backend=other, lease_duration=LONG).acquire()
+        waiting = asyncio.create_task(Lock("cart", backend=client).acquire())
+        await asleep(client)
+        await held.release()
+        await eventually(lambda: store.calls["unwatch"], "it is granted")
+        await clock.advance(SUBSCRIBING)
+        assert (await asyncio.wait_for(waiting, 5)).valid
+        assert "lock 'cart': a subscription to hints did not end in order" in caplog.text

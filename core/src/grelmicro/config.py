@@ -50,6 +50,12 @@ class Config(BaseModel):
     kind: ClassVar[str]
     """The segment of its environment variables: `GREL_{kind}_...`."""
 
+    def _yield(self, **limits: float) -> None:
+        """Lower a default that does not go with what was given; for validators. It does not count as given then."""
+        for field, limit in limits.items():
+            if field not in self.model_fields_set:
+                self.__dict__[field] = min(self.__dict__[field], limit)
+
 
 class WorkerConfig(Config):
     """Settings of something that holds leases under a worker's name."""
@@ -76,6 +82,11 @@ def build(
     Raises:
         SettingsValidationError: a value breaks a rule.
     """
+    if not isinstance(prefix, str | None):
+        raise SettingsValidationError(
+            f"{owner}: env_prefix should be text, not {type(prefix).__name__}: "
+            "give what the names of its environment variables begin with, such as 'SHOP_LOCK_'"
+        )
     keywords = {field: value for field, value in given.items() if value is not None}
     found = {} if name is None else _from_environment(config, name, prefix)
     if not keywords and not found:
@@ -120,7 +131,7 @@ def _explain(
 
 
 class _Environment:
-    """The `GREL_` variables, read again only when the process's environment changed."""
+    """The `GREL_` variables that say something, read again only when the process's environment changed."""
 
     def __init__(self) -> None:
         self._seen: object = None
@@ -135,7 +146,7 @@ class _Environment:
         found = self._found.get(kind)
         if found is None:
             start = f"GREL_{kind}_"
-            found = {key[len(start) :]: value for key, value in os.environ.items() if key.startswith(start)}
+            found = {key[len(start) :]: value for key, value in os.environ.items() if value and key.startswith(start)}
             self._found[kind] = found
         return found
 
@@ -144,10 +155,10 @@ _environment = _Environment()
 
 
 def _from_environment(config: type[Config], name: str, prefix: str | None) -> dict[str, tuple[str, str]]:
-    """The fields that the environment sets: their raw value and the variable's name."""
+    """The fields that the environment sets: their raw value and the variable's name. An empty one sets nothing."""
     if prefix is not None:
         own_names = {field: prefix + field.upper() for field in config.model_fields}
-        return {field: (os.environ[own], own) for field, own in own_names.items() if own in os.environ}
+        return {field: (value, own) for field, own in own_names.items() if (value := os.environ.get(own))}
     variables = _environment.of_kind(config.kind)
     if not variables:
         return {}
@@ -251,8 +262,10 @@ class Reconfigurable(Generic[C]):
                 f"reconfigure() takes a {mine.__name__}, not a {type(config).__name__}: "
                 "build one, or change the present one with config.model_copy(update={...})"
             )
+        # A default is none of its own: what it yielded to may have changed. A subclass may have defaults of its own.
+        given = config.model_fields_set if type(config) is mine else set(type(config).model_fields)
         # model_copy checks nothing, and a broken rule must not come into force.
-        checked = build(mine, "reconfigure()", {field: getattr(config, field) for field in type(config).model_fields})
+        checked = build(mine, "reconfigure()", {field: getattr(config, field) for field in given})
         if not isinstance(checked, WorkerConfig) or not isinstance(self._config, WorkerConfig):
             return checked
         if checked.worker is None:

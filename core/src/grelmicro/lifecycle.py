@@ -2,12 +2,12 @@
 
 import asyncio
 import os
-import time
+import sys
 from asyncio import get_running_loop
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, cast
 
 from grelmicro.errors import OutOfContextError
 
@@ -37,24 +37,28 @@ async def outlast(work: "asyncio.Future[T]", *, hurry: Callable[[], object] | No
         work: what has to end; it is not cancelled.
         hurry: called at the first cancellation.
     """
-    cancelled: asyncio.CancelledError | None = None
-    while not work.done():
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError as error:
-            if cancelled is not None:
-                _breathe()
-            elif hurry is not None:
-                hurry()
-            cancelled = error
-    if cancelled is not None:
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError as cancelled:
+        if work.cancelled():
+            raise
+        if hurry is not None:
+            hurry()
+        with shielded():
+            while not work.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait({work})
         raise cancelled
-    return work.result()
 
 
-def _breathe() -> None:
-    """A cancelled scope of anyio ends each await at once: trying again without a pause would leave others no time."""
-    time.sleep(0.001)
+def shielded() -> AbstractContextManager[object]:
+    """A block in which no scope of anyio cancels the task, if that library is used; `Task.cancel` still does.
+
+    A cancelled scope cancels each await of its tasks at once, again and again, and keeps the event loop from sleeping
+    for as long as they wait. Whoever has to wait all the same after a cancellation waits in here.
+    """
+    anyio = sys.modules.get("anyio")  # no scope exists where nobody imported it
+    return nullcontext() if anyio is None else cast(AbstractContextManager[object], anyio.CancelScope(shield=True))
 
 
 class Resource:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import httpx2
 import typer
 
+from sample_apps.fastapi_orders.demo.place import located
 from sample_apps.fastapi_orders.demo.play import SETTINGS, Demo, NotStartedError, length, place_of
 from sample_apps.fastapi_orders.demo.screen import Screen
 from sample_apps.fastapi_orders.demo.workers import Workers
@@ -25,7 +26,9 @@ cli = typer.Typer(
 STORE = "sqlite:///locks.db"
 
 WorkersOption = Annotated[int, typer.Option(min=2, max=16, help="Worker processes.")]
-StoreOption = Annotated[str, typer.Option(help="Where the locks are.")]
+StoreOption = Annotated[
+    str, typer.Option(help="Where the locks are: a URL, or redis or postgres for a server that is started for this.")
+]
 
 
 @cli.callback(invoke_without_command=True)
@@ -38,7 +41,8 @@ def demo(
 ) -> None:
     """Show what goes wrong without locks, and that it does not with them. The exit code is 0 if every claim held."""
     if context.invoked_subcommand is None:
-        raise typer.Exit(_interruptible(_demo(workers, requests, store, Screen(silent=as_json), as_json=as_json)))
+        with located(store) as url:
+            raise typer.Exit(_interruptible(_demo(workers, requests, url, Screen(silent=as_json), as_json=as_json)))
 
 
 @cli.command()
@@ -48,7 +52,8 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where to listen; 0 takes a free port.")] = 8000,
 ) -> None:
     """Leave the shop running until Ctrl-C."""
-    raise typer.Exit(_interruptible(_serve(Workers(workers, store, {}, port=port, quiet=False))))
+    with located(store) as url:
+        raise typer.Exit(_interruptible(_serve(Workers(workers, url, {}, port=port, quiet=False))))
 
 
 async def _demo(workers: int, requests: int, store: str, screen: Screen, *, as_json: bool) -> int:
@@ -117,6 +122,6 @@ def _interruptible(work: Coroutine[Any, Any, int]) -> int:
 
 
 def _shown(store: str) -> str:
-    """The store without a password."""
+    """The store without a password and options."""
     scheme, _, rest = store.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

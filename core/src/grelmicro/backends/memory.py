@@ -6,7 +6,13 @@ from typing import Self
 
 from grelmicro.clock import Clock, Signal
 from grelmicro.config import check_seconds
-from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter, Provider, ScheduleAdapter
+from grelmicro.coordination.adapters import (
+    LeaderElectionAdapter,
+    LeaseAdapter,
+    LockAdapter,
+    Provider,
+    ScheduleAdapter,
+)
 from grelmicro.errors import SettingsValidationError
 from grelmicro.leases.lease import Lease, LeaseStore, SignalWaiter, Waiter
 from grelmicro.leases.retention import RETENTION, droppable
@@ -176,22 +182,24 @@ class MemoryProvider(Provider):
         return cls(namespace=namespace)
 
 
-class MemoryLockAdapter(LockAdapter):
+class MemoryAdapter(LeaseAdapter):
+    """An adapter on a memory store of its own.
+
+    Args:
+        clock: the time of leases; tests give one that they move.
+    """
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        super().__init__(MemoryStore(clock=clock))
+
+
+class MemoryLockAdapter(MemoryAdapter, LockAdapter):
     """Locks in a memory store of their own."""
 
-    def __init__(self, *, clock: Clock | None = None) -> None:
-        super().__init__(MemoryStore(clock=clock))
 
-
-class MemoryLeaderElectionAdapter(LeaderElectionAdapter):
+class MemoryLeaderElectionAdapter(MemoryAdapter, LeaderElectionAdapter):
     """Elections in a memory store of their own."""
 
-    def __init__(self, *, clock: Clock | None = None) -> None:
-        super().__init__(MemoryStore(clock=clock))
 
-
-class MemoryScheduleAdapter(ScheduleAdapter):
+class MemoryScheduleAdapter(MemoryAdapter, ScheduleAdapter):
     """Schedules in a memory store of their own."""
-
-    def __init__(self, *, clock: Clock | None = None) -> None:
-        super().__init__(MemoryStore(clock=clock))

@@ -14,7 +14,13 @@ from grelmicro.backends.sqlite_prober import Prober
 from grelmicro.backends.sqlite_table import Table
 from grelmicro.clock import Clock
 from grelmicro.config import check_seconds
-from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter, Provider, ScheduleAdapter
+from grelmicro.coordination.adapters import (
+    LeaderElectionAdapter,
+    LeaseAdapter,
+    LockAdapter,
+    Provider,
+    ScheduleAdapter,
+)
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.leases.lease import Lease, LeaseStore, Waiter
 from grelmicro.leases.retention import RETENTION
@@ -231,48 +237,35 @@ class SQLiteProvider(Provider):
         return cls(unquote(parts.path[1:]), namespace=options.get("namespace", namespace))
 
 
-class SQLiteLockAdapter(LockAdapter):
+class SQLiteAdapter(LeaseAdapter):
+    """An adapter on a SQLite file; the arguments are those of `SQLiteStore`."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        namespace: str = "grelmicro",
+        clock: Clock | None = None,
+        retention: float = RETENTION,
+    ) -> None:
+        super().__init__(SQLiteStore(path, namespace=namespace, clock=clock, retention=retention))
+
+
+class SQLiteLockAdapter(SQLiteAdapter, LockAdapter):
     """Locks in a SQLite file; the arguments are those of `SQLiteStore`."""
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        namespace: str = "grelmicro",
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(SQLiteStore(path, namespace=namespace, clock=clock))
 
-
-class SQLiteLeaderElectionAdapter(LeaderElectionAdapter):
+class SQLiteLeaderElectionAdapter(SQLiteAdapter, LeaderElectionAdapter):
     """Elections in a SQLite file; the arguments are those of `SQLiteStore`."""
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        namespace: str = "grelmicro",
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(SQLiteStore(path, namespace=namespace, clock=clock))
 
-
-class SQLiteScheduleAdapter(ScheduleAdapter):
+class SQLiteScheduleAdapter(SQLiteAdapter, ScheduleAdapter):
     """Schedules in a SQLite file; the arguments are those of `SQLiteStore`."""
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | None = None,
-        *,
-        namespace: str = "grelmicro",
-        clock: Clock | None = None,
-    ) -> None:
-        super().__init__(SQLiteStore(path, namespace=namespace, clock=clock))
 
 
 def _path_from_environment() -> str:
     path = os.environ.get("SQLITE_PATH")
-    if path is None:
+    if not path:
         raise SettingsValidationError(
             "SQLite: path is missing: give it, such as SQLiteProvider('locks.db'), "
             "or set the environment variable SQLITE_PATH"

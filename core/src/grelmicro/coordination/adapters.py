@@ -4,7 +4,7 @@ import asyncio
 import logging
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 
 from grelmicro import lifecycle
 from grelmicro.clock import Clock, sleep
@@ -80,8 +80,10 @@ class LeaseAdapter(Resource):
                 raise
             if lease.holder not in self._void:
                 return lease
-            # Refused by what an earlier, unanswered request of this process took: nobody has that, so free it.
-            await self.release(Lease(name, lease.holder, 0))
+            # Refused by what an earlier, unanswered request of this process took: nobody has that, so free it. Its
+            # undo may do so in the same moment, and then the store may be unsure.
+            with suppress(OutcomeUnknownError):
+                await self.release(Lease(name, lease.holder, 0))
 
     async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
         """See `LeaseBackend.renew`."""

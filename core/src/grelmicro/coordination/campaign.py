@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from random import random
 from typing import Protocol
@@ -14,7 +13,7 @@ from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LEASE_DURATION, LeaderRecord
 from grelmicro.coordination.standing import Standing, Term, Timing
-from grelmicro.coordination.wait import SAFETY_POLL
+from grelmicro.coordination.wait import SAFETY_POLL, hints
 from grelmicro.events import emit
 from grelmicro.leases import Lease, Waiter
 
@@ -74,9 +73,8 @@ class Campaign:
         """Try to lead until that succeeds, woken when the lease is free; after a failure of the store, rest."""
         timing = self._candidate.config
         try:
-            async with AsyncExitStack() as stack:
-                async with time_limit(self._clock, timing.backend_timeout):
-                    waiter = await stack.enter_async_context(self._backend.watch(self._key))
+            watch = self._backend.watch(self._key)
+            async with hints(watch, self._clock, timing.backend_timeout, self._key) as waiter:
                 while not (lease := await self._try()).granted_to(self._holder):
                     await self._wait(waiter, lease)
         except Exception as error:

@@ -25,6 +25,12 @@ logger = logging.getLogger("grelmicro.coordination")
 PROVIDERS: Mapping[str, str] = {
     "memory": "grelmicro.providers.memory:MemoryProvider",
     "sqlite": "grelmicro.providers.sqlite:SQLiteProvider",
+    "postgresql": "grelmicro.providers.postgres:PostgresProvider",
+    "postgres": "grelmicro.providers.postgres:PostgresProvider",
+    "postgresql+asyncpg": "grelmicro.providers.postgres:PostgresProvider",
+    "redis": "grelmicro.providers.redis:RedisProvider",
+    "rediss": "grelmicro.providers.redis:RedisProvider",
+    "unix": "grelmicro.providers.redis:RedisProvider",
 }
 """The provider of each URL scheme, imported only when it is asked for: client libraries are optional."""
 

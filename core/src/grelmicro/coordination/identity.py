@@ -4,9 +4,10 @@ import itertools
 import os
 import threading
 import weakref
-from asyncio import current_task
+from asyncio import Task, current_task
+from contextvars import ContextVar
 from secrets import token_hex
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
 from grelmicro.errors import OutOfContextError
@@ -44,25 +45,46 @@ class Owner(Protocol):
         """Whether it has ended."""
 
 
-class ThreadOwner:
-    """A thread, which may be any: its end is seen by the end of its local storage, never by a recycled ident."""
-
-    def __init__(self, beacon: "_Beacon") -> None:
-        self._beacon = weakref.ref(beacon)
+class _Nobody:
+    """The owner of what its owner left held."""
 
     def done(self) -> bool:
-        """Whether the thread has ended."""
-        return self._beacon() is None
+        """Whether it has ended."""
+        return True
+
+
+NOBODY: Owner = _Nobody()
+
+
+class ThreadOwner:
+    """A thread, or one call in a thread of a pool, which serves one caller after another in contexts of their own.
+
+    Its end is seen by the end of what lives in the thread's local storage and in the context, never by a recycled
+    ident.
+    """
+
+    def __init__(self, thread: "_Beacon", call: "_Call") -> None:
+        self.thread = weakref.ref(thread)
+        self._call = weakref.ref(call)
+
+    def done(self) -> bool:
+        """Whether the thread or the call has ended."""
+        return self.thread() is None or self._call() is None
 
 
 class _Beacon:
     """Lives in a thread's local storage, and ends with it."""
 
-    def __init__(self) -> None:
-        self.owner = ThreadOwner(self)
+
+class _Call:
+    """Lives in a context, and ends with it."""
+
+    def __init__(self, thread: _Beacon) -> None:
+        self.owner = ThreadOwner(thread, self)
 
 
 _local = threading.local()
+_call: ContextVar[_Call | None] = ContextVar("grelmicro_call", default=None)
 
 
 def this_task() -> Owner:
@@ -73,9 +95,21 @@ def this_task() -> Owner:
     return task
 
 
+def calling_task() -> "Task[Any] | None":
+    """The running task, if this is called in one."""
+    try:
+        return current_task()
+    except RuntimeError:  # no event loop runs in this thread
+        return None
+
+
 def this_thread() -> Owner:
-    """The running thread."""
+    """The running thread, or the call that it serves."""
     beacon: _Beacon | None = getattr(_local, "beacon", None)
     if beacon is None:
         beacon = _local.beacon = _Beacon()
-    return beacon.owner
+    call = _call.get()
+    if call is None or call.owner.thread() is not beacon:  # that of another thread, whose context this one began with
+        call = _Call(beacon)
+        _call.set(call)
+    return call.owner

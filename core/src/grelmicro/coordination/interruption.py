@@ -21,7 +21,7 @@ class Interruption:
 
     def absorb(self, error: BaseException | None) -> bool:
         """Take the cancellation back; whether it is what leaves the block, and no other came along."""
-        if not self._fired:
+        if not self._fired or self._task is not _current_task(self._task):
             return False
         return self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError)
 

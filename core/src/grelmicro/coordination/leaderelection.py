@@ -51,11 +51,27 @@ class LeaderElectionConfig(WorkerConfig):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
+        self._let_defaults_yield()
         if not self.lease_duration > self.renew_deadline > self.retry_interval:
             raise ValueError("should keep lease_duration > renew_deadline > retry_interval")
         if self.backend_timeout > self.renew_deadline:
             raise ValueError("backend_timeout should be at most renew_deadline")
         return self
+
+    def _let_defaults_yield(self) -> None:
+        """Defaults become shorter to go with shorter settings that were given; none becomes longer."""
+        lease = self.lease_duration
+        if self.renew_deadline >= lease:
+            given = [
+                getattr(self, field)
+                for field in ("retry_interval", "backend_timeout")
+                if field in self.model_fields_set
+            ]
+            self._yield(renew_deadline=max(lease * 2 / 3, (max(given, default=0.0) + lease) / 2))
+        if self.retry_interval >= self.renew_deadline:
+            self._yield(retry_interval=self.renew_deadline / 5)
+        if self.backend_timeout > self.renew_deadline:
+            self._yield(backend_timeout=self.renew_deadline / 2)
 
 
 class LeaderElection(Reconfigurable[LeaderElectionConfig]):
@@ -290,8 +306,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             standing.resign()  # at once, whatever becomes of the rest
             if not standing.ending:  # a second cancellation would cut its end short
                 service.cancel()
-            # A task of its own, since this one may be under a cancellation that ends each of its awaits.
-            await asyncio.shield(asyncio.gather(service, return_exceptions=True))
+            with lifecycle.shielded():
+                await asyncio.shield(asyncio.gather(service, return_exceptions=True))
 
     async def _serve(self) -> None:
         outage = Outage(f"election '{self._name}'", logger)
@@ -317,6 +333,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
 def _checked(metadata: Mapping[str, str] | None) -> Mapping[str, str]:
     if metadata is None:
         return NO_DATA
-    if not all(isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()):
+    if not isinstance(metadata, Mapping) or not all(
+        isinstance(key, str) and isinstance(value, str) for key, value in metadata.items()
+    ):
         raise SettingsValidationError("LeaderElection metadata should be text by text: convert its values with str()")
     return MappingProxyType(dict(metadata))

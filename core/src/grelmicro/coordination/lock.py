@@ -1,13 +1,14 @@
 """`Lock`: one holder at a time over all workers."""
 
-from types import TracebackType
-from typing import Self
+from asyncio import Task
+from collections.abc import Coroutine
+from typing import Any, Self
 from uuid import UUID
 
 from grelmicro.config import Interval, Ratio, build, check_name, check_seconds
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
-from grelmicro.coordination.identity import Owner, mint, this_task, this_thread
-from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive
+from grelmicro.coordination.identity import Owner, calling_task, mint, this_task, this_thread
+from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
 from grelmicro.coordination.wait import Wait
@@ -80,8 +81,13 @@ class Lock(LeasePrimitive[LockConfig]):
         LeasePrimitive.__init__(lock, name, config, backend)
         return lock
 
-    async def acquire(self, *, timeout: float | None = None) -> LockHandle:
+    # The holder is the task that calls a method, also where another one then awaits what the call returned: as
+    # `asyncio.create_task`, `asyncio.shield` and, before Python 3.12, `asyncio.wait_for` have it.
+
+    def acquire(self, *, timeout: float | None = None) -> Coroutine[Any, Any, LockHandle]:
         """Take the lock; waits in order with others of this process, and is woken by the release.
+
+        The calling task is the holder, also where another one awaits this for it.
 
         Args:
             timeout: seconds to wait; None waits as long as it takes, 0 tries once.
@@ -93,6 +99,41 @@ class Lock(LeasePrimitive[LockConfig]):
             OutcomeUnknownError: the store did not answer; what it may have granted is undone in the background.
             OutOfContextError: no backend serves this code.
         """
+        return self._take(calling_task(), timeout)
+
+    def acquire_nowait(self) -> Coroutine[Any, Any, LockHandle]:
+        """Take the lock if it is free.
+
+        Raises:
+            WouldBlockError: another holder has it.
+        """
+        return self._take_once(calling_task())
+
+    def extend(self) -> Coroutine[Any, Any, LockHandle]:
+        """Let this task's lease last its whole duration from now; see `LockHandle.extend`."""
+        return self._extend(calling_task())
+
+    def release(self) -> Coroutine[Any, Any, None]:
+        """Give this task's lease back; see `LockHandle.release`."""
+        return self._release(calling_task())
+
+    def owned(self) -> Coroutine[Any, Any, bool]:
+        """Whether this task holds it, as the store says.
+
+        Raises:
+            CoordinationBackendError: the store failed.
+        """
+        return self._owned(calling_task())
+
+    @property
+    def from_thread(self) -> "ThreadLock":
+        """The same lock for threads other than the event loop's: the same names, as plain calls."""
+        return ThreadLock(self)
+
+    async def __aenter__(self) -> LockHandle:
+        return self._enter(await self._take(None, None))
+
+    async def _take(self, caller: "Task[Any] | None", timeout: float | None) -> LockHandle:
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, zero=True)
         backend, owner = self._source.find(), this_task()
@@ -103,50 +144,23 @@ class Lock(LeasePrimitive[LockConfig]):
                 self._refuse_reentry(owner)
             handle = self._ask_now(backend, instant, owner, self._task_stem + mint())
             if handle is not None:
-                return handle
-        return await self._acquire(backend, owner, "task", timeout)
+                return handle if caller is owner else self._hand_over(handle, caller)
+        return self._hand_over(await self._acquire(backend, owner, "task", timeout), caller)
 
-    async def acquire_nowait(self) -> LockHandle:
-        """Take the lock if it is free.
-
-        Raises:
-            WouldBlockError: another holder has it.
-        """
+    async def _take_once(self, caller: "Task[Any] | None") -> LockHandle:
         owner = this_task()
         self._refuse_reentry(owner)
-        return await self._ask_once(self._source.find(), owner, f"{self._worker}:task:{mint()}")
+        handle = await self._ask_once(self._source.find(), owner, f"{self._worker}:task:{mint()}")
+        return self._hand_over(handle, caller)
 
-    async def extend(self) -> LockHandle:
-        """Let this task's lease last its whole duration from now; see `LockHandle.extend`."""
-        return await self._holding(this_task(), "extended").extend()
+    async def _extend(self, caller: "Task[Any] | None") -> LockHandle:
+        return await self._holding(caller, "extended").extend()
 
-    async def release(self) -> None:
-        """Give this task's lease back; see `LockHandle.release`."""
-        await self._holding(this_task(), "released").release()
+    async def _release(self, caller: "Task[Any] | None") -> None:
+        await self._holding(caller, "released").release()
 
-    async def owned(self) -> bool:
-        """Whether this task holds it, as the store says.
-
-        Raises:
-            CoordinationBackendError: the store failed.
-        """
-        return await self._owned(self._source.find(), this_task())
-
-    @property
-    def from_thread(self) -> "ThreadLock":
-        """The same lock for threads other than the event loop's: the same names, as plain calls."""
-        return ThreadLock(self)
-
-    async def __aenter__(self) -> LockHandle:
-        handle = await self.acquire()
-        handle.guards_block = True
-        handle.interrupt_current_task()
-        return handle
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._leave(this_task(), error)
+    async def _owned(self, caller: "Task[Any] | None") -> bool:
+        return await self._is_held_by(caller or this_task(), self._source.find())
 
     async def _acquire(self, backend: LockBackend, owner: Owner, context: str, timeout: float | None) -> LockHandle:
         """`acquire` for any owner; `context` says in the token whether that is a task or a thread."""
@@ -176,7 +190,7 @@ class Lock(LeasePrimitive[LockConfig]):
         emit("waited", self._key, backend.clock.now() - started_at)
         return handle
 
-    async def _owned(self, backend: LockBackend, owner: Owner) -> bool:
+    async def _is_held_by(self, owner: Owner, backend: LockBackend) -> bool:
         handle = self._held.get(owner)
         if handle is None or not handle.valid:
             return False
@@ -184,14 +198,12 @@ class Lock(LeasePrimitive[LockConfig]):
         return record is not None and record.granted_to(handle.token)
 
 
-class ThreadLock:
+class ThreadLock(ThreadPrimitive[Lock]):
     """A `Lock` for threads: the event loop that serves its backend carries out each call.
 
-    Each thread is a holder of its own. Every call raises `OutOfContextError` on that event loop itself.
+    Each thread is a holder of its own; in a pool of threads, each call is. Every call raises `OutOfContextError` on
+    that event loop itself.
     """
-
-    def __init__(self, lock: Lock) -> None:
-        self._lock = lock
 
     def acquire(self, *, timeout: float | None = None) -> ThreadLockHandle:
         """See `Lock.acquire`."""
@@ -219,25 +231,10 @@ class ThreadLock:
         """See `Lock.release`."""
         self._lock._holding(this_thread(), "released").from_thread.release()
 
-    def locked(self) -> bool:
-        """See `Lock.locked`."""
-        backend = self._backend()
-        return call(backend.get_loop(), self._lock._locked(backend))
-
     def owned(self) -> bool:
         """See `Lock.owned`."""
         backend = self._backend()
-        return call(backend.get_loop(), self._lock._owned(backend, this_thread()))
+        return call(backend.get_loop(), self._lock._is_held_by(this_thread(), backend))
 
     def __enter__(self) -> ThreadLockHandle:
-        held = self.acquire()
-        held.guard_block()
-        return held
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._lock._leave_thread(error)
-
-    def _backend(self) -> LockBackend:
-        return self._lock._source.find(any_loop=True)
+        return self._enter(self.acquire())

@@ -2,13 +2,16 @@
 
 import logging
 import weakref
+from asyncio import Task
 from dataclasses import replace
-from typing import ClassVar, Generic, TypeVar
+from types import TracebackType
+from typing import Any, ClassVar, Generic, TypeVar
 
 from grelmicro.clock import DRIFT
 from grelmicro.config import Reconfigurable, Seconds, WorkerConfig, check_name
-from grelmicro.coordination.handle import Holdings, LockHandle
-from grelmicro.coordination.identity import Owner, this_thread, worker_name
+from grelmicro.coordination.blocks import Blocks
+from grelmicro.coordination.handle import Holdings, LockHandle, ThreadLockHandle
+from grelmicro.coordination.identity import Owner, this_task, this_thread, worker_name
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.resolve import BackendSource
 from grelmicro.coordination.threads import call
@@ -17,7 +20,6 @@ from grelmicro.errors import (
     CoordinationError,
     LockNotOwnedError,
     LockReentrantError,
-    OutOfContextError,
     WouldBlockError,
 )
 from grelmicro.events import emit, listeners
@@ -59,6 +61,7 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
         self._source: BackendSource[LockBackend] = BackendSource(title, "lock_backend", LockBackend, backend)
         self._held = Holdings()
         self._holdings = weakref.ref(self._held)
+        self._blocks = Blocks()  # of tasks; those of threads are known to the object that they enter
 
     @property
     def name(self) -> str:
@@ -182,38 +185,47 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
         for ended in [owner for owner in self._held if owner.done()]:
             del self._held[ended]
 
-    def _holding(self, owner: Owner, action: str) -> LockHandle:
-        """The handle of `owner`."""
-        handle = self._held.get(owner)
-        if handle is None:
-            raise LockNotOwnedError(
-                f"{type(self).__name__} '{self._name}' cannot be {action}: this task or thread does not hold it; "
-                "use the handle that acquire() returned to act from elsewhere"
-            )
+    def _hand_over(self, handle: LockHandle, caller: "Task[Any] | None") -> LockHandle:
+        """Let the task that asked for it hold it, if another one, such as that of `asyncio.wait_for`, did the work."""
+        if caller is not None and caller is not handle.owner:
+            handle.move_to(caller)
         return handle
 
-    async def _leave(self, owner: Owner, error: BaseException | None) -> None:
-        """Leave a block whose body ended with `error`, which stays the one that is raised."""
-        handle = self._held.pop(owner, None)
+    def _holding(self, owner: Owner | None, action: str) -> LockHandle:
+        """The handle of `owner`; None: of the running task."""
+        handle = self._held.get(owner or this_task())
+        if handle is None:
+            raise self._not_held(action)
+        return handle
+
+    def _not_held(self, action: str) -> LockNotOwnedError:
+        return LockNotOwnedError(
+            f"{type(self).__name__} '{self._name}' cannot be {action}: this task or thread does not hold it; "
+            "use the handle that acquire() returned to act from elsewhere"
+        )
+
+    def _enter(self, handle: LockHandle) -> LockHandle:
+        """Begin a block of a task."""
+        self._blocks.append(handle)
+        handle.interrupt_current_task()
+        return handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        handle = self._left(self._blocks, this_task())
         if handle is not None:
             await handle.leave(error, self._end)
         elif error is None:
-            self._holding(owner, "released at the end of its block")
+            raise self._not_held("released at the end of its block")
 
-    def _leave_thread(self, error: BaseException | None) -> None:
-        """`_leave` for this thread."""
-        owner = this_thread()
-        handle = self._held.get(owner)
-        try:
-            backend = self._source.find(any_loop=True) if handle is None else handle._backend
-            loop = backend.get_loop()
-        except OutOfContextError as failure:
-            self._held.pop(owner, None)
-            if error is None:
-                raise
-            error.add_note(str(failure))
-            return
-        call(loop, self._leave(owner, error), finish=True)
+    def _left(self, blocks: Blocks, owner: Owner) -> LockHandle | None:
+        """What ends with the block that `owner` leaves: its lease, or the one that was acquired inside after that."""
+        handle = blocks.leave(owner)
+        if handle is None:
+            return self._held.get(owner)
+        latest = self._held.get(handle.owner, handle)
+        return handle if latest in blocks else latest
 
     async def _end(self, handle: LockHandle) -> None:
         """End the lease of a block."""
@@ -221,3 +233,36 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r}>"
+
+
+P = TypeVar("P", bound=LeasePrimitive[Any])
+
+
+class ThreadPrimitive(Generic[P]):
+    """A primitive for threads: the event loop that serves its backend carries out each call."""
+
+    def __init__(self, primitive: P) -> None:
+        self._lock = primitive
+        self._blocks = Blocks()
+
+    def locked(self) -> bool:
+        """See `LeasePrimitive.locked`."""
+        backend = self._backend()
+        return call(backend.get_loop(), self._lock._locked(backend))
+
+    def _enter(self, held: ThreadLockHandle) -> ThreadLockHandle:
+        """Begin a block."""
+        self._blocks.append(held._handle)
+        return held
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        handle = self._lock._left(self._blocks, this_thread())
+        if handle is not None:
+            handle.from_thread.leave(error, self._lock._end)
+        elif error is None:
+            raise self._lock._not_held("released at the end of its block")
+
+    def _backend(self) -> LockBackend:
+        return self._lock._source.find(any_loop=True)

@@ -18,10 +18,11 @@ T = TypeVar("T")
 
 async def end(work: asyncio.Future[T]) -> None:
     """Cancel `work` and wait for its end, however often the caller is cancelled: each time is passed on to it."""
-    while not work.done():
-        work.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait({work})
+    with lifecycle.shielded():
+        while not work.done():
+            work.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({work})
 
 
 class Timing(Protocol):

@@ -1,16 +1,17 @@
 """`TaskLock`: a lock for scheduled work, held for at least and at most a time."""
 
 import logging
-from types import TracebackType
-from typing import Self
+from asyncio import Task
+from collections.abc import Coroutine, Mapping
+from typing import Any, Self
 from uuid import UUID
 
 from pydantic import model_validator
 
 from grelmicro.config import Seconds, build, check_name
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
-from grelmicro.coordination.identity import Owner, mint, this_task, this_thread
-from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive
+from grelmicro.coordination.identity import Owner, calling_task, mint, this_task, this_thread
+from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
 from grelmicro.errors import LockLostError
@@ -28,6 +29,7 @@ class TaskLockConfig(LeaseConfig):
 
     @model_validator(mode="after")
     def _hold_within_lease(self) -> Self:
+        self._yield(min_hold_duration=self.lease_duration)
         if self.min_hold_duration > self.lease_duration:
             raise ValueError("min_hold_duration should be at most lease_duration")
         return self
@@ -53,6 +55,9 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
     """
 
     kind = "tasklock"
+    _keywords: Mapping[str, object] | None = None
+    """What it was built with; None: ready settings."""
+    _env_prefix: str | None = None
 
     def __init__(
         self,
@@ -76,6 +81,8 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         check_name("TaskLock", name)
         config = build(TaskLockConfig, f"TaskLock {name!r}", given, name=name, prefix=env_prefix)
         super().__init__(name, config, backend)
+        self._keywords = given
+        self._env_prefix = env_prefix
 
     @classmethod
     def from_config(cls, name: str, config: TaskLockConfig, *, backend: LockBackend | None = None) -> Self:
@@ -84,13 +91,38 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         LeasePrimitive.__init__(lock, name, config, backend)
         return lock
 
-    async def refresh(self) -> LockHandle:
-        """Let this task's lease last its whole duration from now; see `LockHandle.extend`.
+    async def reconfigure(self, config: TaskLockConfig) -> None:
+        """See `Reconfigurable.reconfigure`."""
+        await super().reconfigure(config)
+        self._keywords = None  # what it was built with is replaced as a whole
+
+    def for_task(self, task: str, interval: float) -> Self:
+        """A lock for one task alone: under its name unless named, and held for the interval unless told otherwise.
+
+        Args:
+            task: the task's name. A nameless lock reads the environment variables of that name.
+            interval: seconds between two runs.
+
+        Raises:
+            SettingsValidationError: a setting breaks a rule.
+        """
+        title, name, config = f"every(lock=) of {task}", self._name, self._config
+        if name == "default":
+            name = task
+            if self._keywords is not None:
+                config = build(TaskLockConfig, title, self._keywords, name=task, prefix=self._env_prefix)
+        given = {field: getattr(config, field) for field in config.model_fields_set}
+        hold = given.setdefault("min_hold_duration", interval)
+        given.setdefault("lease_duration", max(config.lease_duration, hold))
+        return self.from_config(name, build(TaskLockConfig, title, given), backend=self.given_backend)
+
+    def refresh(self) -> Coroutine[Any, Any, LockHandle]:
+        """Let the calling task's lease last its whole duration from now; see `LockHandle.extend`.
 
         Raises:
             LockNotOwnedError: the lease was lost.
         """
-        return await self._holding(this_task(), "refreshed").extend()
+        return self._refresh(calling_task())
 
     @property
     def from_thread(self) -> "ThreadTaskLock":
@@ -105,15 +137,10 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
             LockReentrantError: this task holds it.
             CoordinationBackendError: the store failed.
         """
-        handle = await self._acquire(self._source.find(), this_task(), "task")
-        handle.guards_block = True
-        handle.interrupt_current_task()
-        return handle
+        return self._enter(await self._acquire(self._source.find(), this_task(), "task"))
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self._leave(this_task(), error)
+    async def _refresh(self, caller: "Task[Any] | None") -> LockHandle:
+        return await self._holding(caller, "refreshed").extend()
 
     async def _acquire(self, backend: LockBackend, owner: Owner, context: str) -> LockHandle:
         self._refuse_reentry(owner)
@@ -138,33 +165,15 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
             )
 
 
-class ThreadTaskLock:
+class ThreadTaskLock(ThreadPrimitive[TaskLock]):
     """A `TaskLock` for threads: the event loop that serves its backend carries out each call."""
-
-    def __init__(self, lock: TaskLock) -> None:
-        self._lock = lock
 
     def refresh(self) -> ThreadLockHandle:
         """See `TaskLock.refresh`."""
         return self._lock._holding(this_thread(), "refreshed").from_thread.extend()
 
-    def locked(self) -> bool:
-        """See `TaskLock.locked`."""
-        backend = self._backend()
-        return call(backend.get_loop(), self._lock._locked(backend))
-
     def __enter__(self) -> ThreadLockHandle:
         backend = self._backend()
         loop = backend.get_loop()  # before there is a coroutine, which would never be awaited if this refuses
         work = self._lock._acquire(backend, this_thread(), "thread")
-        held = call(loop, work, undo=LockHandle.give_back).from_thread
-        held.guard_block()
-        return held
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._lock._leave_thread(error)
-
-    def _backend(self) -> LockBackend:
-        return self._lock._source.find(any_loop=True)
+        return self._enter(call(loop, work, undo=LockHandle.give_back).from_thread)

@@ -1,9 +1,10 @@
 """Waiting for a lease: in order within a process, where only the first in line asks the store."""
 
 import asyncio
+import logging
 import weakref
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import random
 from typing import Generic, Protocol, TypeVar
@@ -11,6 +12,8 @@ from typing import Generic, Protocol, TypeVar
 from grelmicro.clock import Clock, sleep, time_limit
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, LockTimeoutError, OutcomeUnknownError
 from grelmicro.leases import Lease, Waiter
+
+logger = logging.getLogger("grelmicro.coordination")
 
 
 class Grant(Protocol):
@@ -30,6 +33,9 @@ T = TypeVar("T", bound=Grant)
 SAFETY_POLL = 10.0
 """Seconds after which a waiter asks again although its store promised a hint: hints are never relied on."""
 
+SUBSCRIBING = 1.0
+"""Seconds within which a store must begin, and end, a subscription to hints."""
+
 LOCAL_RUN = 4
 """Hand-overs in a row within one process before it lets another process, if one waits, go first."""
 
@@ -38,6 +44,40 @@ MOST_RUNS = 1000
 
 PATIENCE = 0.5
 """Seconds for which a request in flight at the deadline counts as slow, if the store answered before."""
+
+
+@asynccontextmanager
+async def hints(
+    subscription: AbstractAsyncContextManager[Waiter], clock: Clock, limit: float, title: str
+) -> AsyncIterator[Waiter]:
+    """`subscription`, or a waiter that polls when the store does not begin it within `limit` seconds.
+
+    Its end never holds the caller up, and never fails: what was won meanwhile counts.
+
+    Args:
+        subscription: what `LeaseBackend.watch` returned.
+        clock: the time of the waiter.
+        limit: seconds for its beginning, and for its end.
+        title: what is waited for, for the log.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            async with time_limit(clock, limit) as scope:
+                waiter = await stack.enter_async_context(subscription)
+        except TimeoutError:
+            if not scope.expired():  # the store's own
+                raise
+            logger.warning("%s: the store gave no hints within %g s, so it is polled instead", title, limit)
+            waiter = Waiter(clock)
+        subscribed = stack.pop_all()
+    try:
+        yield waiter
+    finally:
+        try:
+            async with time_limit(clock, limit):
+                await subscribed.aclose()
+        except Exception as error:
+            logger.warning("%s: a subscription to hints did not end in order: %r", title, error)
 
 
 class Line:
@@ -167,7 +207,7 @@ class Wait(Generic[T]):
     async def _ask_until_granted(self, queues: Queues, key: str, line: Line) -> T:
         grant: T | None = None
         try:
-            async with self.watch() as waiter:
+            async with hints(self.watch(), self.clock, SUBSCRIBING, self.title) as waiter:
                 if (held_for := line.held_for()) > 0:
                     # Whoever was before in this line has it, and its release is a hint: there is nothing to ask yet.
                     await waiter.wait(min(held_for, SAFETY_POLL if waiter.pushes else self._jittered()))

@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from grelmicro.coordination import LockHandle
 from grelmicro.coordination.standing import end
+from grelmicro.lifecycle import shielded
 
 logger = logging.getLogger("grelmicro.task")
 
@@ -68,9 +69,10 @@ async def _run_in_thread(function: Function, handle: LockHandle | None, *, in_te
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
         # As long as it runs the term is kept, or the lease unless it runs out; however often this task is cancelled.
-        while not thread.done() and (in_term or (handle is not None and not handle.lost)):
-            with suppress(asyncio.CancelledError):
-                await (_ended(thread) if in_term or handle is None else first([_ended(thread), handle.wait_lost()]))
+        with shielded():
+            while not thread.done() and (in_term or (handle is not None and not handle.lost)):
+                with suppress(asyncio.CancelledError):
+                    await (_ended(thread) if in_term or handle is None else first([_ended(thread), handle.wait_lost()]))
         raise
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TypeVar
 
-from grelmicro.config import build, check_name, check_seconds
-from grelmicro.coordination import LeaderElection, TaskLock, TaskLockConfig
-from grelmicro.errors import TaskError
+from grelmicro.config import check_name, check_seconds
+from grelmicro.coordination import LeaderElection, TaskLock
+from grelmicro.errors import SettingsValidationError, TaskError
 from grelmicro.task.interval import IntervalTask
 from grelmicro.task.task import Task
 
@@ -67,14 +67,20 @@ class TaskRouter:
         Args:
             seconds: the interval, in seconds or as a timedelta.
             name: unique among all tasks of the application; the function's module and name by default.
-            lock: run on one worker per interval. `TaskLock()` takes the task's name, and its minimum hold is the
-                interval unless given.
+            lock: run on one worker per interval. `TaskLock()` takes the task's name, also for its environment
+                variables, and its minimum hold is the interval unless given.
             leader: run only on the worker that leads; needs no lock.
 
         Raises:
             TaskError: the function needs arguments or has no name of its own, or the name is taken.
-            SettingsValidationError: the interval or the lock's durations break a rule.
+            SettingsValidationError: the interval or the lock's durations break a rule, or `lock` or `leader` is none.
         """
+        for given, kind in ((lock, TaskLock), (leader, LeaderElection)):
+            if given is not None and not isinstance(given, kind):
+                raise SettingsValidationError(
+                    f"every() takes a {kind.__name__}, not {type(given).__name__}: "
+                    f"build one, such as {kind.__name__}('job')"
+                )
         interval = check_seconds(
             "every(seconds=)", seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
         )
@@ -84,7 +90,7 @@ class TaskRouter:
                 raise TaskError(f"every() decorates a function, not {type(function).__name__}")
             task_name = check_name("every(name=)", name if name is not None else _name_of(function))
             _check_signature(task_name, function)
-            own = None if lock is None else _stamped(lock, task_name, interval)
+            own = None if lock is None else lock.for_task(task_name, interval)
             self.add_task(IntervalTask(task_name, function, interval, lock=own, leader=leader))
             return function
 
@@ -109,15 +115,3 @@ def _check_signature(name: str, function: Callable[[], object]) -> None:
     ]
     if needed:
         raise TaskError(f"task {name} is called without arguments, but needs {', '.join(needed)}: give them defaults")
-
-
-def _stamped(lock: TaskLock, task: str, interval: float) -> TaskLock:
-    """A lock for one task alone: named after it unless named, and held for the interval unless told otherwise."""
-    given = {field: getattr(lock.config, field) for field in lock.config.model_fields_set}
-    given.setdefault("min_hold_duration", interval)
-    if "lease_duration" not in given:
-        given["lease_duration"] = max(lock.config.lease_duration, given["min_hold_duration"])
-    name = task if lock.name == "default" else lock.name
-    return TaskLock.from_config(
-        name, build(TaskLockConfig, f"every(lock=) of {task}", given), backend=lock.given_backend
-    )

@@ -1,0 +1,40 @@
+"""What is used of asyncpg; or how to install it."""
+
+from typing import TYPE_CHECKING
+
+from grelmicro.errors import DependencyNotFoundError
+
+try:
+    import asyncpg
+    from asyncpg import DataError, InterfaceError, InvalidCachedStatementError, PostgresError, Record, connect
+    from asyncpg.pool import PoolConnectionProxy
+    from asyncpg.prepared_stmt import PreparedStatement
+except ImportError as error:
+    raise DependencyNotFoundError(
+        'the PostgreSQL store needs asyncpg: install it with pip install "grelmicro-suite[postgres]"'
+    ) from error
+
+if TYPE_CHECKING:
+    # Generic for type checkers only.
+    Connection = asyncpg.Connection[Record]
+    Pool = asyncpg.Pool[Record]
+    Proxy = PoolConnectionProxy[Record]
+    Statement = PreparedStatement[Record]
+else:
+    Connection = asyncpg.Connection
+    Pool = asyncpg.Pool
+    Proxy = PoolConnectionProxy
+    Statement = PreparedStatement
+
+__all__ = [
+    "Connection",
+    "DataError",
+    "InterfaceError",
+    "InvalidCachedStatementError",
+    "Pool",
+    "PostgresError",
+    "Proxy",
+    "Record",
+    "Statement",
+    "connect",
+]

@@ -1,0 +1,296 @@
+"""Leases in a PostgreSQL table: for all hosts that reach the server."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context
+from random import random
+from typing import NamedTuple
+
+from grelmicro.backends.hints import Hints
+from grelmicro.backends.postgres_borrowed import BorrowedConnections
+from grelmicro.backends.postgres_connections import OwnConnections, Requests
+from grelmicro.backends.postgres_errors import refusal
+from grelmicro.backends.postgres_feed import PostgresFeed
+from grelmicro.backends.postgres_library import Pool
+from grelmicro.backends.postgres_server import Server
+from grelmicro.backends.postgres_statements import Statements
+from grelmicro.backends.postgres_table import Table, topic_of
+from grelmicro.backends.postgres_url import SCHEMA, Settings, check_schema, limit_of, listening
+from grelmicro.clock import Clock
+from grelmicro.config import check_seconds
+from grelmicro.errors import GrelmicroError, OutOfContextError
+from grelmicro.leases.lease import Lease, LeaseStore, Waiter
+from grelmicro.leases.retention import RETENTION
+from grelmicro.lifecycle import outlast
+
+logger = logging.getLogger("grelmicro.coordination")
+
+CONNECTIONS = 5
+"""Connections for ordinary requests, at most; each takes about a millisecond."""
+
+RENEWAL_CONNECTIONS = 2
+"""Connections for renewals, which must not wait for anything else, at most."""
+
+SWEEP_INTERVAL = 3600.0
+"""Seconds between two rounds through the records for old ones."""
+
+SWEEP_PAUSE = 1.0
+"""Seconds between two parts of such a round."""
+
+LAST_LIMIT = 1.0
+"""Seconds for which closing tries to vacate what expired."""
+
+TITLE = "PostgreSQL (behind a pooler, listen_url= has to lead to the server itself)"
+"""Whose hints are in trouble, in the log: a pooler in transaction mode passes no messages on."""
+
+
+class _Open(NamedTuple):
+    """What an open store has."""
+
+    table: Table
+    connections: tuple[Requests, ...]
+    hints: Hints | None
+
+
+class PostgresStore(LeaseStore):
+    """Leases in a table of a PostgreSQL database, shared by all that reach it.
+
+    A lease is judged by the server's clock. All namespaces of a database share one table.
+
+    Args:
+        url: `postgresql://user:password@host:5432/database`; that of SQLAlchemy will do. Its options may be those
+            that PostgreSQL knows, and `namespace` and `schema`. Without `url`, `host` and `pool`: what the environment
+            says in POSTGRES_URL, or POSTGRES_HOST with POSTGRES_PORT, _DB, _USER and _PASSWORD.
+        host: the server, in the place of a URL, with the following four.
+        port: 5432 by default.
+        database: the name of the database.
+        user: the role.
+        password: its password.
+        pool: an application's own asyncpg pool, in the place of all these; the application opens and closes it.
+        listen_url: the server itself, where `url` leads to a pooler, or beside `pool`: connections for hints (and,
+            beside `pool`, for renewals) are made to it. Without it, or POSTGRES_LISTEN_URL, that is `url`.
+        command_timeout: seconds after which an operation is given up; POSTGRES_COMMAND_TIMEOUT, or 5 by default.
+        schema: where the table is; the same for all processes, whatever their `search_path`.
+        auto_migrate: make the table if it is missing; else opening raises an error with the SQL.
+        namespace: separates applications that share one database; 1 to 63 letters, digits, `_`, `-` or `.`.
+        clock: the time of this process.
+        retention: seconds for which a free lock's record is kept.
+
+    Raises:
+        SettingsValidationError: a setting breaks a rule; opening raises it when the table is not right.
+    """
+
+    scope = "cluster"
+    resolution = 0.001
+    ordered = True  # an undo is final once the server surely does nothing about the acquire any more
+    notice = 0.01
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        host: str | None = None,
+        port: int | str | None = None,
+        database: str | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        pool: Pool | None = None,
+        listen_url: str | None = None,
+        command_timeout: float | None = None,
+        schema: str = SCHEMA,
+        auto_migrate: bool = True,
+        namespace: str = "grelmicro",
+        clock: Clock | None = None,
+        retention: float = RETENTION,
+    ) -> None:
+        settings = Settings(url, host, port, database, user, password)
+        if pool is not None:
+            settings.check_unset("pool")
+        self.address = settings.address() if pool is None else None
+        options = {} if self.address is None else self.address.options
+        super().__init__(namespace=options.get("namespace", namespace), clock=clock)
+        self._pool = pool
+        self._listen = listening(listen_url) or self.address
+        self._limit = limit_of(command_timeout)
+        self._schema = check_schema(options.get("schema", schema))
+        self._create = auto_migrate
+        self._retention = check_seconds("retention", retention)
+        self._statements = Statements(self._schema, self.namespace)
+        self._opened: _Open | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._sweep_at = 0.0
+
+    @property
+    def table_sql(self) -> str:
+        """The SQL that makes the table, for those who do not let an application do so; see `auto_migrate`."""
+        return f"{self._statements.create};"
+
+    async def open(self) -> None:
+        """Connect, and see that the table is there.
+
+        Raises:
+            SettingsValidationError: the table is missing and cannot be made here, or it is something else.
+            BackendUnavailableError: the server does not answer, or takes no writes.
+        """
+        opened = self._make()
+        try:
+            await opened.table.open(self._schema, create=self._create)
+            if opened.hints is not None:
+                await opened.hints.start()
+        except BaseException as error:
+            await outlast(asyncio.ensure_future(_close(opened)))
+            if isinstance(error, Exception) and not isinstance(error, GrelmicroError):
+                raise refusal(error, "opening ") from error
+            raise
+        if opened.hints is None:
+            logger.warning(
+                "PostgreSQL: waiters poll, since hints need a connection that no pool lends: give listen_url="
+            )
+        self._opened = opened
+        self._sweep_at = self.clock.now() + SWEEP_INTERVAL * random()
+
+    async def close(self) -> None:
+        """Vacate what expired, if the server answers in a moment, and close the connections, which is not cut short."""
+        opened, self._opened = self._opened, None
+        if opened is None:
+            return
+        try:
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+                await asyncio.wait({self._sweeper})
+            await opened.table.vacate(LAST_LIMIT)
+        except Exception as error:  # what expired is free anyway
+            logger.debug("closing PostgreSQL: expired leases stay as they are: %s", error)
+        finally:
+            self._sweeper = None
+            await outlast(asyncio.ensure_future(_close(opened)))
+
+    def abandon(self) -> None:
+        """Forget the connections and waiters of a loop that is gone, or of the parent process."""
+        opened, self._opened = self._opened, None
+        self._sweeper = None
+        if opened is not None:
+            for connections in opened.connections:
+                connections.abandon()
+            if opened.hints is not None:
+                opened.hints.abandon()
+
+    async def acquire(
+        self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
+    ) -> Lease:
+        """See `LeaseStore.acquire`."""
+        table = self._get_open().table
+        lease = await table.acquire(name, holder, max(ttl, self.resolution), data, waiting)
+        if self.clock.now() >= self._sweep_at:
+            self._begin_sweep(table)
+        return lease
+
+    async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
+        """See `LeaseStore.renew`."""
+        opened = self._get_open()
+        if not lease.holder:
+            return None
+        answer = await opened.table.renew(lease, max(ttl, self.resolution), data)
+        if answer is None:
+            return None
+        if answer.shortened and opened.hints is not None:
+            opened.hints.send(topic_of(lease.name))
+        return answer.lease
+
+    async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
+        """Renew each lease by its ttl: in one statement, but for those that are locked by somebody, or end sooner."""
+        if not renewals:
+            return []
+        asked = [(lease, max(ttl, self.resolution)) for lease, ttl in renewals]
+        survivors = await self._get_open().table.renew_many(asked)
+        done = {(lease.name, lease.holder) for lease in survivors}
+        for lease, ttl in asked:
+            if (lease.name, lease.holder) not in done and (renewed := await self.renew(lease, ttl)) is not None:
+                survivors.append(renewed)
+        return survivors
+
+    async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
+        """See `LeaseStore.release`."""
+        opened = self._get_open()
+        if not lease.holder:
+            return False
+        try:
+            return await opened.table.release(lease, data)
+        finally:
+            if opened.hints is not None:  # also when the answer is not known: it may have been done
+                opened.hints.send(topic_of(lease.name))
+
+    async def read(self, name: str) -> Lease | None:
+        """See `LeaseStore.read`."""
+        return await self._get_open().table.read(name)
+
+    async def scan(self, prefix: str = "") -> AsyncIterator[Lease]:
+        """See `LeaseStore.scan`."""
+        table = self._get_open().table
+        # A page begins after a name, and the prefix may be one itself.
+        first = await table.read(prefix) if prefix else None
+        page = [] if first is None else [first]
+        after = prefix
+        while True:
+            for lease in page:
+                yield lease
+            page = await table.page(after, prefix)
+            if not page:
+                return
+            after = page[-1].name
+
+    def watch(self, name: str) -> AbstractAsyncContextManager[Waiter]:
+        """See `LeaseStore.watch`; the server tells of a release when somebody waits."""
+        hints = self._get_open().hints
+        return super().watch(name) if hints is None else hints.watch(topic_of(name))
+
+    def _make(self) -> _Open:
+        """What an open store has, without any connection yet."""
+        listen = None if self._listen is None else Server(self._listen)
+        requests: Requests
+        if self._pool is not None:
+            requests = BorrowedConnections(self._pool)
+            renewals = requests if listen is None else OwnConnections(listen, RENEWAL_CONNECTIONS, "renewals")
+        else:
+            assert self.address is not None
+            server = Server(self.address)
+            requests = OwnConnections(server, CONNECTIONS, "requests")
+            renewals = OwnConnections(server, RENEWAL_CONNECTIONS, "renewals")
+        hints = None
+        if listen is not None:
+            hints = Hints(PostgresFeed(listen, requests, self._statements), self.clock, title=TITLE)
+        table = Table(self._statements, self.namespace, requests, renewals, self.clock, self._limit)
+        return _Open(table, (requests, renewals), hints)
+
+    def _get_open(self) -> _Open:
+        self.check_open()
+        if self._opened is None:
+            raise OutOfContextError("PostgresStore is closing: keep it open until its users have ended")
+        return self._opened
+
+    def _begin_sweep(self, table: Table) -> None:
+        self._sweep_at = self.clock.now() + SWEEP_INTERVAL
+        if self._sweeper is None or self._sweeper.done():
+            # In a context of its own: it may live longer than the request that happened to start it.
+            self._sweeper = asyncio.get_running_loop().create_task(
+                self._sweep(table), name="grelmicro-postgres-sweeper", context=Context()
+            )
+
+    async def _sweep(self, table: Table) -> None:
+        """One round through the records, a few at a time."""
+        after = ""
+        try:
+            while after := await table.sweep(after, self._retention):
+                await asyncio.sleep(SWEEP_PAUSE)
+        except Exception as error:  # another round comes
+            logger.debug("dropping old records in PostgreSQL: %s", error)
+
+
+async def _close(opened: _Open) -> None:
+    """Close what an open store has."""
+    if opened.hints is not None:
+        await opened.hints.close()
+    for connections in opened.connections:
+        await connections.close()

@@ -1,0 +1,312 @@
+"""Leases on a Redis server: for the processes of all hosts that reach it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Self
+
+from grelmicro import lifecycle
+from grelmicro.backends.hints import Hints
+from grelmicro.backends.redis_connections import Connections
+from grelmicro.backends.redis_errors import reason
+from grelmicro.backends.redis_feed import RedisFeed
+from grelmicro.backends.redis_library import ResponseError
+from grelmicro.backends.redis_scripts import pack
+from grelmicro.backends.redis_server import RedisServer
+from grelmicro.backends.redis_table import Table
+from grelmicro.clock import Clock
+from grelmicro.config import check_seconds
+from grelmicro.coordination.adapters import (
+    LeaderElectionAdapter,
+    LeaseAdapter,
+    LockAdapter,
+    Provider,
+    ScheduleAdapter,
+)
+from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutOfContextError
+from grelmicro.leases.lease import Lease, LeaseStore, Waiter
+from grelmicro.leases.retention import RETENTION
+from grelmicro.lifecycle import outlast
+
+logger = logging.getLogger("grelmicro.coordination")
+
+TIDY_LIMIT = 0.5
+"""Seconds for which closing looks for expired leases."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """What an open store has."""
+
+    connections: Connections
+    table: Table
+    hints: Hints
+
+
+_alive: set[_Open] = set()
+"""What is open in this process. A forked child never lets go of it: the connections are those of its parent, and what
+cleans up after a connection that is forgotten would reach into the parent's event loop."""
+
+
+class RedisStore(LeaseStore):
+    """Leases on a Redis server, or on one that speaks like it.
+
+    A lease is judged by the clock of the server. See the documentation for what a fail-over can lose.
+
+    Args:
+        server: a URL, or what `RedisServer` tells; None: the server that the environment variables `REDIS_*` name.
+        namespace: separates applications that share one server; 1 to 63 letters, digits, `_`, `-` or `.`.
+        clock: the time of deadlines in this process.
+        retention: seconds for which a free lock's record is kept.
+
+    Raises:
+        SettingsValidationError: a setting breaks a rule.
+    """
+
+    scope = "cluster"
+    resolution = 0.000_001
+    ordered = True  # an undo waits until what it undoes is done, or cannot be done any more
+    notice = 0.005  # a message, and the time to ask
+
+    def __init__(
+        self,
+        server: str | RedisServer | None = None,
+        *,
+        namespace: str = "grelmicro",
+        clock: Clock | None = None,
+        retention: float = RETENTION,
+    ) -> None:
+        super().__init__(namespace=namespace, clock=clock)
+        self.server = server if isinstance(server, RedisServer) else RedisServer.at({}, url=server)
+        self._retention = check_seconds("retention", retention)
+        self._opened: _Open | None = None
+
+    async def open(self) -> None:
+        """Connect.
+
+        Raises:
+            BackendUnavailableError: the server cannot be used now.
+        """
+        connections = Connections(self.server)
+        table = Table(connections, self.namespace, self.clock, self._retention)
+        hints = Hints(RedisFeed(connections, table.prefix), self.clock, title=self.server.safe_url)
+        opened = _Open(connections, table, hints)
+        _alive.add(opened)
+        try:
+            await self._look_around(opened)
+            await hints.start()
+        except BaseException:
+            await outlast(asyncio.ensure_future(_close(opened)))
+            raise
+        self._opened = opened
+
+    async def close(self) -> None:
+        """Vacate what expired, as far as that is quickly done, and disconnect; a cancellation waits for that."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            await outlast(asyncio.ensure_future(_close(opened, tidy=True)))
+
+    def abandon(self) -> None:
+        """Forget the connections of an event loop that is gone; those of a parent process are not touched."""
+        opened, self._opened = self._opened, None
+        if opened is not None and self._generation is lifecycle.generation:
+            opened.hints.abandon()
+            _alive.discard(opened)
+
+    async def acquire(
+        self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
+    ) -> Lease:
+        """See `LeaseStore.acquire`."""
+        return await self._get_open().table.acquire(name, holder, ttl, data, waiting)
+
+    async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
+        """See `LeaseStore.renew`."""
+        opened = self._get_open()
+        survivors = _woken(opened, [await opened.table.renew(lease, ttl, data)])
+        return survivors[0] if survivors else None
+
+    async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
+        """Renew each lease by its ttl, in one round trip; the survivors."""
+        opened = self._get_open()
+        return _woken(opened, await opened.table.renew_many(renewals))
+
+    async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
+        """See `LeaseStore.release`."""
+        opened = self._get_open()
+        try:
+            return await opened.table.release(lease, data)
+        finally:
+            opened.hints.send(lease.name)  # also when the answer is not known: it may have been done
+
+    async def read(self, name: str) -> Lease | None:
+        """See `LeaseStore.read`."""
+        return await self._get_open().table.read(name)
+
+    def scan(self, prefix: str = "") -> AsyncIterator[Lease]:
+        """See `LeaseStore.scan`."""
+        return self._get_open().table.scan(prefix)
+
+    def watch(self, name: str) -> AbstractAsyncContextManager[Waiter]:
+        """See `LeaseStore.watch`; a release in this process is a hint at once, one elsewhere by a message."""
+        return self._get_open().hints.watch(name)
+
+    def _get_open(self) -> _Open:
+        self.check_open()
+        if self._opened is None:
+            raise OutOfContextError("RedisStore is closing: keep it open until its users have ended")
+        return self._opened
+
+    async def _look_around(self, opened: _Open) -> None:
+        """Ask for the time, and whether the server may drop leases."""
+        asked_at = self.clock.now()
+        what = f"opening {type(self).__name__}"
+        time, memory = await opened.connections.ask(pack(b"TIME") + pack(b"INFO", b"memory"), 2, what, changes=False)
+        if isinstance(time, ResponseError):
+            raise BackendUnavailableError(f"{what}: {self.server.safe_url} refused it: {reason(time)}")
+        opened.table.learn_time(int(time[0]) + int(time[1]) / 1e6, asked_at)
+        if isinstance(memory, bytes):  # and the user may ask for it
+            self._warn_of_eviction(memory.decode(errors="replace"))
+
+    def _warn_of_eviction(self, memory: str) -> None:
+        facts = dict(line.split(":", 1) for line in memory.splitlines() if ":" in line)
+        policy = facts.get("maxmemory_policy", "")
+        if policy.startswith("allkeys") and facts.get("maxmemory") != "0":
+            logger.warning(
+                "%s drops any key when its memory is full (maxmemory-policy %s), leases that are held among them: "
+                "set the policy noeviction or a volatile one, or use a server of its own",
+                self.server.safe_url,
+                policy,
+            )
+
+
+def _woken(opened: _Open, renewals: Sequence[tuple[Lease, bool] | None]) -> list[Lease]:
+    """The renewed leases; who waits in this process for one that was shortened is woken."""
+    survivors = [renewal for renewal in renewals if renewal is not None]
+    for lease, shortened in survivors:
+        if shortened:
+            opened.hints.send(lease.name)
+    return [lease for lease, _ in survivors]
+
+
+async def _close(opened: _Open, *, tidy: bool = False) -> None:
+    try:
+        await opened.hints.close()
+        if tidy:
+            async with asyncio.timeout(TIDY_LIMIT):
+                await opened.table.tidy()
+    except (CoordinationBackendError, TimeoutError) as error:
+        logger.debug("expired leases were left as they are: %s", error)
+    finally:
+        await opened.connections.close()
+        _alive.discard(opened)
+
+
+class RedisProvider(Provider):
+    """One Redis server for locks, elections and schedules.
+
+    Give a URL, or a host with what belongs to it; with neither, the environment says where the server is: `REDIS_URL`,
+    or `REDIS_HOST`, `REDIS_PORT`, `REDIS_DB`, `REDIS_TLS`; and in both cases `REDIS_USER` and `REDIS_PASSWORD`.
+
+    Args:
+        url: `redis://[user]:[password]@host:6379/0`, `rediss://...` for TLS, or `unix:///path/to/redis.sock?db=0`.
+        host: the server's name or address, instead of a URL.
+        port: 6379 by default.
+        db: the number of the database, 0 by default.
+        user: whose rights are used.
+        password: as it is, not percent-encoded.
+        tls: encrypt, and check the server's certificate.
+        namespace: separates applications that share one server.
+        command_timeout: seconds after which a request counts as unanswered; or `REDIS_COMMAND_TIMEOUT`, or 5.
+        max_connections: how many requests are under way at once; or `REDIS_MAX_CONNECTIONS`, or 10. One more
+            connection is reserved for renewals, and one for hints.
+        clock: the time of deadlines in this process.
+        retention: seconds for which a free lock's record is kept.
+
+    Raises:
+        SettingsValidationError: a setting breaks a rule, or two of them contradict each other.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        host: str | None = None,
+        port: int | None = None,
+        db: int | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        tls: bool | None = None,
+        namespace: str = "grelmicro",
+        command_timeout: float | None = None,
+        max_connections: int | None = None,
+        clock: Clock | None = None,
+        retention: float = RETENTION,
+    ) -> None:
+        limits = {"command_timeout": command_timeout, "max_connections": max_connections}
+        place = {"url": url, "host": host, "port": port, "db": db, "user": user, "password": password, "tls": tls}
+        self._use(RedisServer.at(limits, **place), namespace, clock, retention)
+
+    @classmethod
+    def from_url(cls, url: str, *, namespace: str = "grelmicro") -> Self:
+        """The provider of a URL.
+
+        Raises:
+            SettingsValidationError: it has another form, or an option that is not known.
+        """
+        return cls(url, namespace=namespace)
+
+    @classmethod
+    def from_client(
+        cls,
+        client: object,
+        *,
+        namespace: str = "grelmicro",
+        command_timeout: float | None = None,
+        max_connections: int | None = None,
+        clock: Clock | None = None,
+        retention: float = RETENTION,
+    ) -> Self:
+        """The provider of the server that a `redis.asyncio.Redis` uses.
+
+        Its address, credentials and TLS are used, on connections of its own: an exhausted pool of the application
+        cannot cost it a lease, and the client's retries do not repeat an acquire. The client stays the caller's.
+
+        Raises:
+            SettingsValidationError: it is a client for threads or for a cluster.
+        """
+        provider = cls.__new__(cls)
+        limits = {"command_timeout": command_timeout, "max_connections": max_connections}
+        provider._use(RedisServer.of_client(client, limits), namespace, clock, retention)
+        return provider
+
+    def _use(self, server: RedisServer, namespace: str, clock: Clock | None, retention: float) -> None:
+        store = RedisStore(server, namespace=server.namespace or namespace, clock=clock, retention=retention)
+        super().__init__(store, url=server.safe_url)
+
+
+class RedisAdapter(LeaseAdapter):
+    """An adapter on a Redis server; the arguments are those of `RedisStore`."""
+
+    def __init__(
+        self,
+        server: str | RedisServer | None = None,
+        *,
+        namespace: str = "grelmicro",
+        clock: Clock | None = None,
+        retention: float = RETENTION,
+    ) -> None:
+        super().__init__(RedisStore(server, namespace=namespace, clock=clock, retention=retention))
+
+
+class RedisLockAdapter(RedisAdapter, LockAdapter):
+    """Locks on a Redis server; the arguments are those of `RedisStore`."""
+
+
+class RedisLeaderElectionAdapter(RedisAdapter, LeaderElectionAdapter):
+    """Elections on a Redis server; the arguments are those of `RedisStore`."""
+
+
+class RedisScheduleAdapter(RedisAdapter, ScheduleAdapter):
+    """Schedules on a Redis server; the arguments are those of `RedisStore`."""

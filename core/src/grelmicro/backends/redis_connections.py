@@ -1,0 +1,229 @@
+"""The connections to one Redis server: few, each for one request at a time, and each request within its time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from grelmicro.backends.redis_errors import ELSEWHERE, code, reason
+from grelmicro.backends.redis_library import (
+    AbstractConnection,
+    AuthenticationError,
+    BusyLoadingError,
+    RedisError,
+    ResponseError,
+)
+from grelmicro.backends.redis_request import Request, connect, disconnect, works
+from grelmicro.backends.redis_server import RedisServer
+from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError
+
+Unanswered = Callable[["asyncio.Task[bool] | None"], None]
+"""Is told of a request whose caller got no reply: with a task that ends when the last reply came (its result says
+whether it did), None if none will come."""
+
+
+class Connections:
+    """Connections of redis-py, used without its client.
+
+    The client takes and gives back a connection under several locks for each command, starts a task for each that has
+    a time limit, and by default sends a command again when no reply came. Here a connection is taken from a list, and
+    goes back only when every reply to it was read; and nothing is sent twice.
+
+    Args:
+        server: where they lead to.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self._limit = server.limits.command_timeout
+        self._idle: list[AbstractConnection] = []  # the one that was used last is the last
+        self._in_use: set[AbstractConnection] = set()
+        self._places = asyncio.Semaphore(server.limits.max_connections)
+        self._reserved = asyncio.Semaphore(1)
+        self._closed = False
+        self._background: set[asyncio.Task[Any]] = set()
+        # It is cancelled at closing; and by `asyncio.run` in a program that closes nothing.
+        self._keeper = asyncio.get_running_loop().create_task(self._keep(), name="grelmicro-redis")
+
+    async def close(self) -> None:
+        """Close all of them, those in use too."""
+        self._keeper.cancel()
+        await asyncio.wait({self._keeper})
+
+    async def ask(
+        self,
+        commands: bytes,
+        replies: int,
+        what: str,
+        *,
+        urgent: bool = False,
+        changes: bool = True,
+        unanswered: Unanswered | None = None,
+    ) -> list[Any]:
+        """Send commands; the reply to each, which is a `ResponseError` if the server refused it.
+
+        When the caller is cancelled, the replies are read in the background, so that the connection can be used on.
+
+        Args:
+            commands: as they are sent.
+            replies: how many they are.
+            what: what they do, for error texts.
+            urgent: whether the connection that is reserved for such requests may be used.
+            changes: whether they change anything.
+            unanswered: called when this ends without the replies, although something may have been sent.
+
+        Raises:
+            BackendUnavailableError: nothing was sent, or nothing was done.
+            OutcomeUnknownError: they were sent, and not every reply came.
+        """
+        place = self._place(urgent)
+        in_use = place.locked()
+        request = Request(commands, replies)
+        rest: asyncio.Task[bool] | None = None
+        try:
+            async with asyncio.timeout(self._limit) as limit:
+                await place.acquire()
+                try:
+                    request.connection = await self._take()
+                    await request.send()
+                    await request.read()
+                    self._give_back(request.connection, request.answers)
+                except asyncio.CancelledError:
+                    if request.is_sent and not limit.expired():
+                        rest = self._in_background(self._read_rest(request, place, limit.when()))
+                    raise
+                finally:
+                    if rest is None:
+                        place.release()
+        except BaseException as error:
+            failed = isinstance(error, TimeoutError | RedisError | OSError)
+            if request.connection is None:
+                if isinstance(error, Exception) and failed:
+                    raise self._unsent(error, what, in_use) from error
+                raise
+            if rest is None:
+                self._drop([request.connection])
+            if unanswered is not None:
+                unanswered(rest)
+            if isinstance(error, Exception) and failed:
+                raise self._no_reply(error, what, changes and not _is_refusal(error, replies)) from error
+            raise
+        return request.answers
+
+    @asynccontextmanager
+    async def dedicated(self) -> AsyncIterator[AbstractConnection]:
+        """A connection for something else than requests, beside all others."""
+        connection = self.server.connection()
+        self._in_use.add(connection)
+        try:
+            async with asyncio.timeout(self._limit):
+                await connect(connection)
+            yield connection
+        finally:
+            self._in_use.discard(connection)
+            await disconnect(connection)
+
+    def _place(self, urgent: bool) -> asyncio.Semaphore:
+        """What limits the requests of this kind; an urgent one uses whatever is free."""
+        return self._reserved if urgent and (self._places.locked() or not self._reserved.locked()) else self._places
+
+    async def _take(self) -> AbstractConnection:
+        """A connection that works, as far as this side can tell."""
+        while self._idle:
+            connection = self._idle.pop()
+            self._in_use.add(connection)
+            try:
+                if await works(connection):
+                    return connection
+            except BaseException:
+                self._drop([connection])
+                raise
+            self._drop([connection])
+        connection = self.server.connection()
+        self._in_use.add(connection)
+        try:
+            await connect(connection)
+        except BaseException:
+            self._drop([connection])
+            raise
+        return connection
+
+    def _give_back(self, connection: AbstractConnection, answers: list[Any]) -> None:
+        """It can be used again. Nothing here waits, so that a cancellation cannot come between."""
+        self._in_use.discard(connection)
+        self._idle.append(connection)
+        if self._closed or any(isinstance(each, ResponseError) and code(each) in ELSEWHERE for each in answers):
+            self._drop(self._idle)
+            self._idle = []
+
+    def _drop(self, connections: Iterable[AbstractConnection]) -> None:
+        for connection in connections:
+            self._in_use.discard(connection)
+            self._in_background(disconnect(connection))
+
+    async def _read_rest(self, request: Request, place: asyncio.Semaphore, until: float | None) -> bool:
+        """Read the replies that nobody waits for any more; whether all of them came."""
+        assert request.connection is not None
+        try:
+            async with asyncio.timeout_at(until):
+                await request.read()
+        except (TimeoutError, RedisError, OSError):
+            self._drop([request.connection])
+            return False
+        except BaseException:
+            self._drop([request.connection])
+            raise
+        else:
+            self._give_back(request.connection, request.answers)
+            return True
+        finally:
+            place.release()
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    async def _keep(self) -> None:
+        """Wait until it is cancelled, and close every connection."""
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            self._closed = True
+            self._drop([*self._idle, *self._in_use])
+            self._idle.clear()
+            while self._background:
+                await asyncio.wait(self._background)
+
+    def _unsent(self, error: Exception, what: str, in_use: bool) -> CoordinationBackendError:
+        if isinstance(error, TimeoutError) and in_use:
+            number = self.server.limits.max_connections
+            return BackendUnavailableError(
+                f"{what}: all {number} connections to {self.server.safe_url} were in use, and none became free within "
+                f"{self._limit:g} s: raise max_connections, or find out why the server is slow"
+            )
+        if isinstance(error, TimeoutError):
+            why = f"no connection within {self._limit:g} s: check the address and the network"
+        elif isinstance(error, ResponseError | AuthenticationError | BusyLoadingError):
+            why = reason(error)
+        else:
+            why = f"{str(error).rstrip('.')}: check that it runs, and the address"
+        return BackendUnavailableError(f"{what}: {self.server.safe_url} cannot be used: {why}")
+
+    def _no_reply(self, error: Exception, what: str, changes: bool) -> CoordinationBackendError:
+        if isinstance(error, TimeoutError):
+            why = f"did not answer within {self._limit:g} s"
+        elif isinstance(error, AuthenticationError | BusyLoadingError):
+            why = f"refused it: {reason(error)}"
+        else:
+            why = "ended the connection before it answered"
+        text = f"{what}: {self.server.safe_url} {why}"
+        if changes:
+            return OutcomeUnknownError(f"{text}; whether it was done is not known: check the server and the network")
+        return BackendUnavailableError(text)
+
+
+def _is_refusal(error: Exception, replies: int) -> bool:
+    """Whether it is the server's answer to the only command, though redis-py takes it for a broken connection."""
+    return replies == 1 and isinstance(error, AuthenticationError | BusyLoadingError)
