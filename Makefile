@@ -2,12 +2,14 @@
 #
 #   PYTHON   the interpreter that .venv is made with    make test PYTHON=python3.12
 #   ARGS     passed to what is run                      make test ARGS="-k lock"
+#   JOBS     how many tests run at once                 make test JOBS=0   (one after the other, in one process)
 #   STORE    where the demo keeps its leases            make demo STORE=redis   (postgres, or the URL of any store)
 
 PYTHON  ?= python3
 VENV    ?= .venv
 ARGS    ?=
 STORE   ?=
+JOBS    ?= 4
 PYTHONS := 3.11 3.12 3.13
 
 RUN     := $(VENV)/bin/python
@@ -33,7 +35,7 @@ serve: ## leave the sample shop running
 	@$(RUN) -m sample_apps.fastapi_orders.demo serve $(if $(STORE),--store $(STORE)) $(ARGS)
 
 test: $(DEV) ## run the tests
-	$(RUN) -m pytest $(ARGS)
+	$(RUN) -m pytest -n $(JOBS) $(ARGS)
 
 test-all: ## run the tests on every supported Python that is installed
 	@$(MAKE) --no-print-directory -k $(PYTHONS:%=test-%)

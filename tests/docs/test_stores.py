@@ -13,9 +13,9 @@ import pytest
 from redis.asyncio import Redis
 
 from grelmicro.backends.hints import MOST_UNUSED
-from grelmicro.backends.postgres_url import COMMAND_TIMEOUT, OWN, Settings
-from grelmicro.backends.redis_server import RedisLimits
-from grelmicro.backends.redis_url import KNOWN, TLS, Address
+from grelmicro.backends.postgres.url import COMMAND_TIMEOUT, OWN, Settings
+from grelmicro.backends.redis.server import RedisLimits
+from grelmicro.backends.redis.url import KNOWN, TLS, Address
 from grelmicro.coordination import Coordination
 from grelmicro.coordination.adapters import Provider
 from grelmicro.providers.memory import MemoryProvider

@@ -4,64 +4,36 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.programs import Diary, Line, Program, program
+from tests.helpers.programs import program
+from tests.helpers.sites import Site
 
 APP = "tests.helpers.leader_program:app"
 
 SOON = 3.0
 """Seconds within which a successor leads after a hand-over; far less than the lease, which lasts 15 s by default."""
 
-
-class Site:
-    """A file of leases and a diary, and the workers that use them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.leases = folder / "leases.db"
-        self.diary = Diary(folder / "diary")
-
-    @contextmanager
-    def worker(self, *numbers: float) -> Iterator[Program]:
-        """A plain program that takes part in the election."""
-        with program("tests.helpers.leader_program", self.leases, self.diary.path, *numbers) as started:
-            self.diary.wait(lambda lines: any(line.pid == started.pid for line in lines), "stands")
-            yield started
-
-    def server(self, module: str, *args: object, **env: str) -> AbstractContextManager[Program]:
-        """A web server whose workers take part."""
-        return program(module, *args, env={"LEASES": str(self.leases), "DIARY": str(self.diary.path), **env})
-
-    def led(self) -> list[Line]:
-        """Who began to lead, and when."""
-        return [line for line in self.diary.lines() if line.what.startswith("leads")]
-
-    def wait_led(self, condition: Callable[[list[Line]], object], patience: float = 30.0) -> list[Line]:
-        self.diary.wait(lambda _: condition(self.led()), patience=patience)
-        return self.led()
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+AT_ONCE = 1.0
+"""Seconds within which it leads when nothing else goes on: less than the 2 s after which a candidate asks by itself."""
 
 
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)], ids=["SIGTERM", "SIGINT"]
 )
-def test_a_program_hands_over_at_the_first_signal(site: Site, number: int, code: int) -> None:
-    with site.worker() as first:
-        site.wait_led(len)
-        with site.worker() as second:
+def test_a_program_hands_over_at_the_first_signal(any_site: Site, number: int, code: int) -> None:
+    with any_site.worker() as first:
+        any_site.wait_led(len)
+        with any_site.worker() as second:
             at = first.send(number)
-            _, successor = site.wait_led(lambda led: len(led) == 2)
+            _, successor = any_site.wait_led(lambda led: len(led) == 2)
             assert (successor.pid, first.wait()) == (second.pid, code)
-            (stopped,) = site.diary.lines("stops")
-            assert stopped.at <= successor.at <= at + SOON
+            (stopped,) = any_site.diary.lines("stops")
+            assert stopped.at <= successor.at <= at + AT_ONCE
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
@@ -127,16 +99,7 @@ def test_gunicorn_hands_over_at_the_first_signal(site: Site, tmp_path: Path, wor
             assert server.wait() == 0
             last = site.wait_led(lambda led: led[-1].pid == plain.pid)[-1]
             assert last.at < at + SOON * 2
-    assert most_at_once(site) == 1
-
-
-def most_at_once(site: Site) -> int:
-    """How many led at the same time at most."""
-    running, most = 0, 0
-    for line in site.diary.lines():
-        running += {"leads": 1, "stops": -1}.get(line.what.split()[0], 0)
-        most = max(most, running)
-    return most
+    assert site.most_at_once() == 1
 
 
 def test_of_workers_that_were_preloaded_one_leads(site: Site, tmp_path: Path) -> None:
@@ -150,39 +113,39 @@ def test_of_workers_that_were_preloaded_one_leads(site: Site, tmp_path: Path) ->
         os.kill(leader.pid, signal.SIGTERM)
         second = site.wait_led(lambda led: len(led) == 2)[-1]
         assert second.pid != leader.pid
-    assert most_at_once(site) == 1
+    assert site.most_at_once() == 1
 
 
-def test_a_killed_leader_is_replaced_when_its_lease_ends(site: Site) -> None:
-    with site.worker(4.0) as first:
-        site.wait_led(len)
-        with site.worker(4.0) as second:
+def test_a_killed_leader_is_replaced_when_its_lease_ends(any_site: Site) -> None:
+    with any_site.worker(4.0) as first:
+        any_site.wait_led(len)
+        with any_site.worker(4.0) as second:
             time.sleep(1.0)
             at = first.send(signal.SIGKILL)
-            _, successor = site.wait_led(lambda led: len(led) == 2)
+            _, successor = any_site.wait_led(lambda led: len(led) == 2)
             assert successor.pid == second.pid
-            assert at + 2.0 < successor.at < at + 4.0 + SOON
+            assert at + 2.0 < successor.at < at + 4.0 + AT_ONCE
 
 
-def test_a_paused_leader_knows_that_it_leads_no_more(site: Site) -> None:
+def test_a_paused_leader_knows_that_it_leads_no_more(any_site: Site) -> None:
     """When it goes on, its work is cancelled before it does anything else."""
-    with site.worker(3.0) as first:
-        site.wait_led(len)
-        with site.worker(3.0) as second:
+    with any_site.worker(3.0) as first:
+        any_site.wait_led(len)
+        with any_site.worker(3.0) as second:
             first.send(signal.SIGSTOP)
-            _, successor = site.wait_led(lambda led: len(led) == 2)
+            _, successor = any_site.wait_led(lambda led: len(led) == 2)
             assert successor.pid == second.pid
             at = first.send(signal.SIGCONT)
-            (stopped,) = site.diary.wait(len, "stops")
+            (stopped,) = any_site.diary.wait(len, "stops")
             assert (stopped.pid, stopped.at < at + SOON) == (first.pid, True)
             time.sleep(0.5)
-            assert len(site.led()) == 2
+            assert len(any_site.led()) == 2
 
 
-def test_a_fork_of_a_leader_does_not_lead(site: Site) -> None:
-    with program("tests.helpers.forked_leader", site.leases, site.diary.path) as parent:
+def test_a_fork_of_a_leader_does_not_lead(any_site: Site) -> None:
+    with program("tests.helpers.forked_leader", any_site.url, any_site.diary.path) as parent:
         assert parent.wait() == 0
-    said = {line.what for line in site.diary.lines()}
+    said = {line.what for line in any_site.diary.lines()}
     assert said == {
         "child: leads no, runs no, own name yes",
         "child: its own candidate leads no",

@@ -1,5 +1,6 @@
 """Processes that are killed or paused while they hold or wait for a lock."""
 
+import asyncio
 import signal
 import sqlite3
 import time
@@ -9,15 +10,17 @@ from random import Random
 
 import pytest
 
+from grelmicro.coordination import Coordination
+from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.leases import Lease
 from tests.helpers.scripts import script
 
 HOLD = """
 import asyncio, sys
-from grelmicro.coordination import Lock
-from grelmicro.coordination.sqlite import SQLiteLockAdapter
+from grelmicro.coordination import Coordination, Lock
 
-async def main(path, seconds, renew):
-    async with SQLiteLockAdapter(path) as backend:
+async def main(url, seconds, renew):
+    async with Coordination.from_url(url).lock_backend as backend:
         lock = Lock("cart", backend=backend, lease_duration=float(seconds), auto_renew=renew == "renew")
         while await asyncio.to_thread(sys.stdin.readline):
             try:
@@ -36,12 +39,12 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "locks.db"
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'locks.db'}"
 
 
-def test_the_lock_of_a_killed_process_frees_itself(path: Path) -> None:
-    with script(HOLD, path, 2, "no") as holder, script(HOLD, path, 60, "no") as waiter:
+def test_the_lock_of_a_killed_process_frees_itself(url: str) -> None:
+    with script(HOLD, url, 2, "no") as holder, script(HOLD, url, 60, "no") as waiter:
         holder.tell()
         fence = int(holder.hear().split()[1])
         waiter.tell()
@@ -56,27 +59,26 @@ def test_the_lock_of_a_killed_process_frees_itself(path: Path) -> None:
         assert waiter.end().code == 0
 
 
-def test_those_who_wait_in_a_process_follow_one_another(path: Path) -> None:
+def test_those_who_wait_in_a_process_follow_one_another(any_url: str) -> None:
     """The first after the lease of a killed holder, the second right after the first."""
     wait_twice = """
     import asyncio, sys, time
-    from grelmicro.coordination import Lock
-    from grelmicro.coordination.sqlite import SQLiteLockAdapter
+    from grelmicro.coordination import Coordination, Lock
 
     async def wait(lock, number):
         async with await lock.acquire(timeout=20):
             print(number, time.monotonic(), flush=True)
             await asyncio.sleep(0.05)
 
-    async def main(path):
-        async with SQLiteLockAdapter(path) as backend:
+    async def main(url):
+        async with Coordination.from_url(url).lock_backend as backend:
             lock = Lock("cart", backend=backend, lease_duration=60)
             await asyncio.gather(wait(lock, 1), wait(lock, 2))
 
     sys.stdin.readline()
     asyncio.run(main(sys.argv[1]))
     """
-    with script(HOLD, path, 2, "no") as holder, script(wait_twice, path) as waiters:
+    with script(HOLD, any_url, 2, "no") as holder, script(wait_twice, any_url) as waiters:
         holder.tell()
         holder.hear()
         waiters.tell()
@@ -88,8 +90,8 @@ def test_those_who_wait_in_a_process_follow_one_another(path: Path) -> None:
         assert waiters.end().code == 0
 
 
-def test_a_holder_that_was_paused_for_longer_than_its_lease_knows_that_it_lost(path: Path) -> None:
-    with script(HOLD, path, 1.5, "renew") as holder, script(HOLD, path, 60, "no") as successor:
+def test_a_holder_that_was_paused_for_longer_than_its_lease_knows_that_it_lost(any_url: str) -> None:
+    with script(HOLD, any_url, 1.5, "renew") as holder, script(HOLD, any_url, 60, "no") as successor:
         holder.tell()
         fence = int(holder.hear().split()[1])
         holder.send(signal.SIGSTOP)
@@ -103,8 +105,8 @@ def test_a_holder_that_was_paused_for_longer_than_its_lease_knows_that_it_lost(p
         assert [successor.hear(), successor.hear()] == ["valid", "released"]
 
 
-def test_a_renewed_lease_outlives_its_duration_in_a_process_that_runs(path: Path) -> None:
-    with script(HOLD, path, 1, "renew") as holder, script(HOLD, path, 60, "no") as waiter:
+def test_a_renewed_lease_outlives_its_duration_in_a_process_that_runs(url: str) -> None:
+    with script(HOLD, url, 1, "renew") as holder, script(HOLD, url, 60, "no") as waiter:
         holder.tell()
         holder.hear()
         waiter.tell()
@@ -115,12 +117,12 @@ def test_a_renewed_lease_outlives_its_duration_in_a_process_that_runs(path: Path
         assert waiter.hear().startswith("held")
 
 
-def test_a_waiter_that_was_paused_during_the_hand_over_asks_again(path: Path) -> None:
+def test_a_waiter_that_was_paused_during_the_hand_over_asks_again(any_url: str) -> None:
     """What happened while it slept is no grant: it holds the lock only after whoever took it meanwhile."""
     with (
-        script(HOLD, path, 60, "no") as holder,
-        script(HOLD, path, 1, "no") as sleeper,
-        script(HOLD, path, 60, "no") as competitor,
+        script(HOLD, any_url, 60, "no") as holder,
+        script(HOLD, any_url, 1, "no") as sleeper,
+        script(HOLD, any_url, 60, "no") as competitor,
     ):
         holder.tell()
         holder.hear()
@@ -140,15 +142,22 @@ def test_a_waiter_that_was_paused_during_the_hand_over_asks_again(path: Path) ->
         assert int(sleeper.hear().split()[1]) > fence
 
 
-def test_no_kill_leaves_a_lock_for_ever(path: Path) -> None:
+async def leases(url: str) -> list[Lease]:
+    """All records."""
+    backend = Coordination.from_url(url).lock_backend
+    assert isinstance(backend, LockAdapter)
+    async with backend.store as store:
+        return [lease async for lease in store.scan()]
+
+
+def test_no_kill_leaves_a_lock_for_ever(any_url: str) -> None:
     """Whenever a process is killed, there is no held record without an end, and the next one gets it."""
     again_and_again = """
     import asyncio, sys
-    from grelmicro.coordination import Lock
-    from grelmicro.coordination.sqlite import SQLiteLockAdapter
+    from grelmicro.coordination import Coordination, Lock
 
-    async def main(path):
-        async with SQLiteLockAdapter(path) as backend:
+    async def main(url):
+        async with Coordination.from_url(url).lock_backend as backend:
             lock = Lock("cart", backend=backend, lease_duration=0.3)
             await lock.acquire(timeout=20)
             print("got it", flush=True)
@@ -161,28 +170,25 @@ def test_no_kill_leaves_a_lock_for_ever(path: Path) -> None:
     """
     moments = Random(5)
     for _ in range(8):
-        with script(again_and_again, path, strict=False) as process:
+        with script(again_and_again, any_url, strict=False) as process:
             assert process.hear() == "got it"
             time.sleep(moments.random() * 0.05)
             process.send(signal.SIGKILL)
-        with closing(sqlite3.connect(path)) as connection:
-            rows = connection.execute("SELECT holder, expires_at FROM grelmicro_leases WHERE holder <> ''").fetchall()
-        assert all(expires_at > 0 for _, expires_at in rows)
-    with script(again_and_again, path) as last:
+        assert all(lease.expires_at <= lease.now + 0.3 for lease in asyncio.run(leases(any_url)) if lease.holder)
+    with script(again_and_again, any_url) as last:
         assert last.hear() == "got it"
 
 
 PARTITIONED = """
 import asyncio, sqlite3, sys, time
-from grelmicro.backends.sqlite import SQLiteStore
-from grelmicro.coordination import Lock, LockLostError
+from grelmicro.coordination import Coordination, Lock, LockLostError
 from grelmicro.coordination.adapters import LockAdapter
 from tests.helpers.stores import TroubledStore, silence
 
 GUARDED = "UPDATE guarded SET fence = ?, writer = ? WHERE fence <= ?"
 
-async def main(me, leases, storage):
-    store = TroubledStore(SQLiteStore(leases))
+async def main(me, url, storage):
+    store = TroubledStore(Coordination.from_url(url).lock_backend.store)
     rows = sqlite3.connect(storage, isolation_level=None, timeout=30)
     rows.execute("CREATE TABLE IF NOT EXISTS guarded (fence INTEGER, writer TEXT)")
     async with LockAdapter(store) as backend:
@@ -214,11 +220,13 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def test_a_holder_that_cannot_reach_the_store_is_kept_off_the_storage_by_its_fence(path: Path, tmp_path: Path) -> None:
+def test_a_holder_that_cannot_reach_the_store_is_kept_off_the_storage_by_its_fence(
+    any_url: str, tmp_path: Path
+) -> None:
     storage = tmp_path / "storage.db"
     with (
-        script(PARTITIONED, "first", path, storage, strict=False) as first,
-        script(PARTITIONED, "second", path, storage, strict=False) as second,
+        script(PARTITIONED, "first", any_url, storage, strict=False) as first,
+        script(PARTITIONED, "second", any_url, storage, strict=False) as second,
     ):
         for each in (first, second):
             assert each.hear() == "ready"
@@ -238,12 +246,11 @@ def test_a_holder_that_cannot_reach_the_store_is_kept_off_the_storage_by_its_fen
 
 STARVE = """
 import asyncio, sys, time
-from grelmicro.coordination import Lock
-from grelmicro.coordination.sqlite import SQLiteLockAdapter
+from grelmicro.coordination import Coordination, Lock
 
-async def main(path, tasks, seconds):
+async def main(url, tasks, seconds):
     grants = 0
-    async with SQLiteLockAdapter(path) as backend:
+    async with Coordination.from_url(url).lock_backend as backend:
         lock = Lock("cart", backend=backend)
 
         async def work():
@@ -264,8 +271,8 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 @pytest.mark.parametrize(("tasks", "others"), [(8, 1), (1, 1)], ids=["many against one", "one against one"])
-def test_a_process_that_always_wants_it_lets_others_have_it(path: Path, tasks: int, others: int) -> None:
-    with script(STARVE, path, tasks, 2.5) as greedy, script(STARVE, path, others, 2.5) as modest:
+def test_a_process_that_always_wants_it_lets_others_have_it(any_url: str, tasks: int, others: int) -> None:
+    with script(STARVE, any_url, tasks, 2.5) as greedy, script(STARVE, any_url, others, 2.5) as modest:
         for each in (greedy, modest):
             assert each.hear() == "ready"
         for each in (greedy, modest):

@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from grelmicro.backends.postgres import PostgresStore
-from grelmicro.backends.postgres_connections import OwnConnections
-from grelmicro.backends.postgres_store import CONNECTIONS, RENEWAL_CONNECTIONS
+from grelmicro.backends.postgres.connections import OwnConnections
+from grelmicro.backends.postgres.store import CONNECTIONS, RENEWAL_CONNECTIONS
 from grelmicro.coordination import Lock
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.leases import Lease

@@ -8,10 +8,10 @@ from contextlib import suppress
 
 import pytest
 
-from grelmicro.backends import postgres_connections
 from grelmicro.backends.postgres import PostgresStore
-from grelmicro.backends.postgres_connections import OwnConnections
-from grelmicro.backends.postgres_store import CONNECTIONS, RENEWAL_CONNECTIONS
+from grelmicro.backends.postgres import connections as postgres_connections
+from grelmicro.backends.postgres.connections import OwnConnections
+from grelmicro.backends.postgres.store import CONNECTIONS, RENEWAL_CONNECTIONS
 from grelmicro.coordination import Lock
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.errors import BackendUnavailableError, LockTimeoutError, OutcomeUnknownError

@@ -9,7 +9,7 @@ import pytest
 from redis.asyncio import Redis
 
 from grelmicro.backends.redis import RedisStore
-from grelmicro.backends.redis_server import RedisServer
+from grelmicro.backends.redis.server import RedisServer
 from grelmicro.coordination import Lock, LockHandle
 from grelmicro.coordination.adapters import LockAdapter
 from tests.helpers.worlds import eventually

@@ -35,12 +35,17 @@ def expected(since: float, until: float) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("server", SERVERS)
-def test_four_workers_run_it_once(tmp_path: Path, server: str) -> None:
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("server", "any_url"),
+    [("uvicorn", "sqlite"), ("gunicorn", "sqlite"), ("uvicorn", "redis"), ("gunicorn", "postgres")],
+    indirect=["any_url"],
+)
+def test_four_workers_run_it_once(tmp_path: Path, server: str, any_url: str) -> None:
     """Also when the one that leads is killed; and the process that starts the workers runs nothing."""
     diary = Diary(tmp_path / "diary")
     env = {
-        "LEASES": str(tmp_path / "leases.db"),
+        "URL": any_url,
         "DIARY": str(diary.path),
         "INTERVAL": str(INTERVAL),
         "LEASE_DURATION": str(LEASE),

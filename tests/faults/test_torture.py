@@ -56,7 +56,7 @@ BROKEN = {
     ),
     "a release that does not look at the holder": (
         """
-        import grelmicro.backends.sqlite_table as table
+        import grelmicro.backends.sqlite.table as table
 
         table.owns = lambda record, lease, now: bool(record.holder)
         """,

@@ -1,6 +1,6 @@
 """A leader that forks; both processes write into a diary what they see.
 
-python -m tests.helpers.forked_leader LEASES DIARY
+python -m tests.helpers.forked_leader URL DIARY
 """
 
 import asyncio
@@ -9,8 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from grelmicro.coordination import LeaderElection
-from grelmicro.providers.sqlite import SQLiteProvider
+from grelmicro.coordination import Coordination, LeaderElection
 from tests.helpers.programs import Diary
 
 
@@ -52,10 +51,10 @@ async def parent(leader: LeaderElection, diary: Diary) -> int:
 
 
 def main() -> None:
-    leases, diary = sys.argv[1], Diary(Path(sys.argv[2]))
+    url, diary = sys.argv[1], Diary(Path(sys.argv[2]))
     leader = LeaderElection(
         "job",
-        backend=SQLiteProvider(leases).leaderelection(),
+        backend=Coordination.from_url(url).election_backend,
         lease_duration=3.0,
         renew_deadline=2.0,
         retry_interval=0.3,

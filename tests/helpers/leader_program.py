@@ -1,6 +1,6 @@
-"""A worker that stands for the role "job" on a SQLite file, and writes into a diary who leads.
+"""A worker that stands for the role "job" at the store of a URL, and writes into a diary who leads.
 
-    python -m tests.helpers.leader_program LEASES DIARY [LEASE_DURATION [SLOWNESS]]
+    python -m tests.helpers.leader_program URL DIARY [LEASE_DURATION [SLOWNESS]]
 
 Its work takes SLOWNESS seconds to react to a cancellation. Under a web server it is `tests.helpers.leader_program:app`,
 whose settings are in the environment; a request to it takes as many seconds as its path says.
@@ -22,7 +22,7 @@ from tests.helpers.programs import Diary
 class Worker:
     """An app with one election, and the work of its leader."""
 
-    def __init__(self, leases: str, diary: str, lease_duration: float = 15.0, slowness: float = 0.0) -> None:
+    def __init__(self, url: str, diary: str, lease_duration: float = 15.0, slowness: float = 0.0) -> None:
         self.diary = Diary(Path(diary))
         self.slowness = slowness
         deadline = lease_duration * 2 / 3
@@ -34,7 +34,7 @@ class Worker:
             backend_timeout=deadline / 2,
         )
         tasks = Tasks(tasks=[self.leader])
-        self.micro = Grelmicro(uses=[tasks, Coordination.from_url(f"sqlite:///{leases}")], signals=True)
+        self.micro = Grelmicro(uses=[tasks, Coordination.from_url(url)], signals=True)
 
     async def work(self) -> None:
         self.diary.note(f"leads {self.leader.guard().fence}")
@@ -67,7 +67,7 @@ async def app(
     """The same as a web application."""
     if scope["type"] == "lifespan":
         await receive()
-        worker = _worker or Worker(os.environ["LEASES"], os.environ["DIARY"])
+        worker = _worker or Worker(os.environ["URL"], os.environ["DIARY"])
         async with worker.micro:
             running = asyncio.create_task(worker.run())
             worker.diary.note("stands")
@@ -84,9 +84,9 @@ async def app(
 
 
 if os.environ.get("PRELOAD"):
-    _worker = Worker(os.environ["LEASES"], os.environ["DIARY"])
+    _worker = Worker(os.environ["URL"], os.environ["DIARY"])
 
 
 if __name__ == "__main__":
-    leases, diary, *numbers = sys.argv[1:]
-    asyncio.run(Worker(leases, diary, *map(float, numbers)).main())
+    url, diary, *numbers = sys.argv[1:]
+    asyncio.run(Worker(url, diary, *map(float, numbers)).main())

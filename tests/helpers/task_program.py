@@ -1,7 +1,7 @@
 """A web application whose workers share two tasks: one runs on the leader, the other under a task lock.
 
-Its settings are in the environment: LEASES and DIARY are paths, INTERVAL and LEASE_DURATION are seconds. Run it with a
-web server as `tests.helpers.task_program:app`.
+Its settings are in the environment: URL is the store, DIARY is a path, INTERVAL and LEASE_DURATION are seconds. Run it
+with a web server as `tests.helpers.task_program:app`.
 """
 
 import os
@@ -27,7 +27,7 @@ leader = LeaderElection(
     backend_timeout=deadline / 2,
 )
 tasks = Tasks(tasks=[leader])
-micro = Grelmicro(uses=[tasks, Coordination.from_url(f"sqlite:///{os.environ['LEASES']}")], signals=True)
+micro = Grelmicro(uses=[tasks, Coordination.from_url(os.environ["URL"])], signals=True)
 
 diary.note("imported")
 

@@ -9,8 +9,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from grelmicro.backends import postgres_store
 from grelmicro.backends.postgres import PostgresProvider, PostgresStore
+from grelmicro.backends.postgres import store as postgres_store
 from grelmicro.coordination import Lock
 from grelmicro.errors import BackendUnavailableError, OutOfContextError
 from grelmicro.leases import Lease
@@ -506,7 +506,7 @@ async def test_a_connection_that_was_idle_for_long_is_tried_first(
     store: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await store.acquire("lock:cart", "a", 60.0)
-    monkeypatch.setattr("grelmicro.backends.postgres_connections.IDLE", 0.0)
+    monkeypatch.setattr("grelmicro.backends.postgres.connections.IDLE", 0.0)
     for _ in range(3):
         assert (await store.acquire("lock:cart", "a", 60.0)).live
 

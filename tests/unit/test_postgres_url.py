@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from grelmicro.backends.postgres import PostgresStore
-from grelmicro.backends.postgres_url import Settings, limit_of, parse
+from grelmicro.backends.postgres.url import Settings, limit_of, parse
 from grelmicro.coordination import Coordination
 from grelmicro.errors import BackendUnavailableError, SettingsValidationError
 from grelmicro.providers.postgres import PostgresProvider

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from grelmicro.backends import sqlite_table
 from grelmicro.backends.memory import MemoryStore
 from grelmicro.backends.sqlite import SQLiteStore
+from grelmicro.backends.sqlite import table as sqlite_table
 from grelmicro.leases import Lease, LeaseStore
 from grelmicro.testing import MovableClock
 

@@ -10,7 +10,7 @@ import pytest
 from redis.asyncio import Redis
 
 from grelmicro.backends.redis import RedisStore
-from grelmicro.backends.redis_server import RedisServer
+from grelmicro.backends.redis.server import RedisServer
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError, OutOfContextError
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
 from tests.helpers.worlds import eventually

@@ -11,7 +11,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from grelmicro.backends.redis import RedisLeaderElectionAdapter, RedisLockAdapter, RedisScheduleAdapter, RedisStore
-from grelmicro.backends.redis_server import RedisServer
+from grelmicro.backends.redis.server import RedisServer
 from grelmicro.coordination import Coordination
 from grelmicro.errors import SettingsValidationError
 from grelmicro.providers.redis import RedisProvider

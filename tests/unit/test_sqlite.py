@@ -16,8 +16,11 @@ from typing import Any
 
 import pytest
 
-from grelmicro.backends import sqlite_lane, sqlite_prober, sqlite_table
-from grelmicro.backends.sqlite import SWEEP_INTERVAL, SQLiteProvider, SQLiteStore
+from grelmicro.backends.sqlite import SQLiteProvider, SQLiteStore
+from grelmicro.backends.sqlite import lane as sqlite_lane
+from grelmicro.backends.sqlite import prober as sqlite_prober
+from grelmicro.backends.sqlite import table as sqlite_table
+from grelmicro.backends.sqlite.store import SWEEP_INTERVAL
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.errors import BackendUnavailableError, OutOfContextError
 from grelmicro.leases import Lease

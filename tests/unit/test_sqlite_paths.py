@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from grelmicro.backends import sqlite_file
 from grelmicro.backends.sqlite import SQLiteLockAdapter, SQLiteProvider, SQLiteStore
-from grelmicro.backends.sqlite_file import check_path, file_system
+from grelmicro.backends.sqlite import file as sqlite_file
+from grelmicro.backends.sqlite.file import check_path, file_system
 from grelmicro.errors import BackendUnavailableError, SettingsValidationError
 
 NOBODY = 65_534

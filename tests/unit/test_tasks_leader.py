@@ -127,8 +127,8 @@ async def test_a_thread_keeps_the_term_until_it_ends(real_world: World) -> None:
     hand = await started_thread(real_world, begun, go_on, ended)
     follower = LeaderElection("job", backend=hand.election_backend)
     async with hand.election_backend:
-        service = asyncio.create_task(follower())
         await eventually(begun.is_set, "it runs")
+        service = asyncio.create_task(follower())
         stop = asyncio.create_task(hand.stop())
         await asyncio.sleep(0.2)
         assert hand.leader is not None

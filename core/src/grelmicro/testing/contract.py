@@ -151,8 +151,11 @@ class LeaseStoreContract:
     async def test_a_lease_is_kept_as_long_as_was_asked(self, store: LeaseStore, name: str) -> None:
         for ttl in (max(store.resolution, 0.1), store.resolution / 10 or 0.001, 86_400.0):
             lease = await store.acquire(name, "a", ttl)
-            assert lease.granted_to("a")
-            assert max(ttl, store.resolution) - 0.001 <= lease.remaining <= max(ttl, store.resolution) + 0.001
+            assert lease.holder == "a"
+            # In real time, some of it passes before the store answers.
+            passed = 0.001 if self.exact else 0.25
+            asked = max(ttl, store.resolution)
+            assert asked - passed <= lease.expires_at - lease.now <= asked + 0.001
 
     # Fences
 

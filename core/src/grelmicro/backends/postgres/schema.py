@@ -1,8 +1,8 @@
 """The table of leases is there, and is the right one: looked at and made when a store is opened."""
 
-from grelmicro.backends.postgres_connections import Requests
-from grelmicro.backends.postgres_errors import code
-from grelmicro.backends.postgres_statements import COLUMNS, INSPECT, TABLE, Statements
+from grelmicro.backends.postgres.connections import Requests
+from grelmicro.backends.postgres.errors import code
+from grelmicro.backends.postgres.statements import COLUMNS, INSPECT, TABLE, Statements
 from grelmicro.errors import BackendUnavailableError, SettingsValidationError
 
 ALREADY = frozenset(("23505", "42710", "42P07", "XX000", "40P01"))

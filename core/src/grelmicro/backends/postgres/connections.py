@@ -9,7 +9,7 @@ from random import random
 from time import monotonic
 from typing import Any, TypeVar
 
-from grelmicro.backends.postgres_errors import (
+from grelmicro.backends.postgres.errors import (
     AGAIN,
     ELSEWHERE,
     NO_STATEMENT,
@@ -20,8 +20,8 @@ from grelmicro.backends.postgres_errors import (
     refusal,
     unsendable,
 )
-from grelmicro.backends.postgres_library import Connection, InterfaceError, Record
-from grelmicro.backends.postgres_server import Link, Server, forget, name_of
+from grelmicro.backends.postgres.library import Connection, InterfaceError, Record
+from grelmicro.backends.postgres.server import Link, Server, forget, name_of
 from grelmicro.errors import BackendUnavailableError
 
 RECOVERY = 1.0

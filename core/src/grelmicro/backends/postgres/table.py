@@ -9,12 +9,12 @@ from secrets import token_hex
 from time import monotonic
 from typing import NamedTuple
 
-from grelmicro.backends.postgres_connections import Args, Requests, Rows
-from grelmicro.backends.postgres_errors import QUEUE_FULL, code
-from grelmicro.backends.postgres_late import LateAcquires
-from grelmicro.backends.postgres_library import Record
-from grelmicro.backends.postgres_schema import prepare
-from grelmicro.backends.postgres_statements import MARK, Statements
+from grelmicro.backends.postgres.connections import Args, Requests, Rows
+from grelmicro.backends.postgres.errors import QUEUE_FULL, code
+from grelmicro.backends.postgres.late import LateAcquires
+from grelmicro.backends.postgres.library import Record
+from grelmicro.backends.postgres.schema import prepare
+from grelmicro.backends.postgres.statements import MARK, Statements
 from grelmicro.clock import Clock
 from grelmicro.errors import BackendUnavailableError, OutcomeUnknownError
 from grelmicro.leases.lease import NO_DATA, Lease

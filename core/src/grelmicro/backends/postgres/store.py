@@ -9,15 +9,15 @@ from random import random
 from typing import NamedTuple
 
 from grelmicro.backends.hints import Hints
-from grelmicro.backends.postgres_borrowed import BorrowedConnections
-from grelmicro.backends.postgres_connections import OwnConnections, Requests
-from grelmicro.backends.postgres_errors import refusal
-from grelmicro.backends.postgres_feed import PostgresFeed
-from grelmicro.backends.postgres_library import Pool
-from grelmicro.backends.postgres_server import Server
-from grelmicro.backends.postgres_statements import Statements
-from grelmicro.backends.postgres_table import Table, topic_of
-from grelmicro.backends.postgres_url import SCHEMA, Settings, check_schema, limit_of, listening
+from grelmicro.backends.postgres.borrowed import BorrowedConnections
+from grelmicro.backends.postgres.connections import OwnConnections, Requests
+from grelmicro.backends.postgres.errors import refusal
+from grelmicro.backends.postgres.feed import PostgresFeed
+from grelmicro.backends.postgres.library import Pool
+from grelmicro.backends.postgres.server import Server
+from grelmicro.backends.postgres.statements import Statements
+from grelmicro.backends.postgres.table import Table, topic_of
+from grelmicro.backends.postgres.url import SCHEMA, Settings, check_schema, limit_of, listening
 from grelmicro.clock import Clock
 from grelmicro.config import check_seconds
 from grelmicro.errors import GrelmicroError, OutOfContextError

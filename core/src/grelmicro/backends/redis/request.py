@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from grelmicro.backends.redis_library import AbstractConnection, RedisError, ResponseError
+from grelmicro.backends.redis.library import AbstractConnection, RedisError, ResponseError
 
 CLOSING_LIMIT = 1.0
 """Seconds for which closing a connection may take."""

@@ -13,8 +13,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar, TypeVarTuple
 
-from grelmicro.backends.sqlite_file import FileId, create, file_id
-from grelmicro.backends.sqlite_thread import WorkerThread
+from grelmicro.backends.sqlite.file import FileId, create, file_id
+from grelmicro.backends.sqlite.thread import WorkerThread
 from grelmicro.errors import BackendUnavailableError, OutOfContextError
 
 logger = logging.getLogger("grelmicro.coordination")

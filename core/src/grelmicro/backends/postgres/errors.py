@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from grelmicro.backends.postgres_library import DataError, InterfaceError, InvalidCachedStatementError, PostgresError
+from grelmicro.backends.postgres.library import DataError, InterfaceError, InvalidCachedStatementError, PostgresError
 from grelmicro.errors import BackendUnavailableError
 
 REASONS: Mapping[str, str] = {

@@ -7,14 +7,14 @@ from urllib.parse import quote
 
 from pydantic import BeforeValidator, Field, SecretStr
 
-from grelmicro.backends.redis_library import (
+from grelmicro.backends.redis.library import (
     AbstractConnection,
     Connection,
     Redis,
     SSLConnection,
     UnixDomainSocketConnection,
 )
-from grelmicro.backends.redis_url import Address, parse, tls_options
+from grelmicro.backends.redis.url import Address, parse, tls_options
 from grelmicro.config import Config, Seconds, build
 from grelmicro.errors import SettingsValidationError
 

@@ -1,10 +1,10 @@
-"""PostgreSQL: its store, the provider of it, and the names of its backends."""
+"""The provider of a PostgreSQL table, and its backends."""
 
 from typing import Self
 
-from grelmicro.backends.postgres_library import Pool
-from grelmicro.backends.postgres_store import PostgresStore
-from grelmicro.backends.postgres_url import SCHEMA
+from grelmicro.backends.postgres.library import Pool
+from grelmicro.backends.postgres.store import PostgresStore
+from grelmicro.backends.postgres.url import SCHEMA
 from grelmicro.clock import Clock
 from grelmicro.coordination.adapters import (
     LeaderElectionAdapter,
@@ -14,14 +14,6 @@ from grelmicro.coordination.adapters import (
     ScheduleAdapter,
 )
 from grelmicro.leases.retention import RETENTION
-
-__all__ = [
-    "PostgresLeaderElectionAdapter",
-    "PostgresLockAdapter",
-    "PostgresProvider",
-    "PostgresScheduleAdapter",
-    "PostgresStore",
-]
 
 
 class PostgresProvider(Provider):

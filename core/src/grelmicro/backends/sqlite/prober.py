@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
 
-from grelmicro.backends.sqlite_lane import Lane
-from grelmicro.backends.sqlite_table import Row, Table
+from grelmicro.backends.sqlite.lane import Lane
+from grelmicro.backends.sqlite.table import Row, Table
 from grelmicro.clock import Clock, Signal
 from grelmicro.leases.lease import Lease, SignalWaiter, Waiter
 

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable
 
 from grelmicro.backends.hints import ANSWER_LIMIT, Feed
-from grelmicro.backends.postgres_connections import Requests
-from grelmicro.backends.postgres_library import Connection
-from grelmicro.backends.postgres_server import Server
-from grelmicro.backends.postgres_statements import Statements
+from grelmicro.backends.postgres.connections import Requests
+from grelmicro.backends.postgres.library import Connection
+from grelmicro.backends.postgres.server import Server
+from grelmicro.backends.postgres.statements import Statements
 from grelmicro.errors import BackendUnavailableError
 
 

@@ -8,9 +8,9 @@ from time import monotonic
 from typing import Any
 
 from grelmicro import lifecycle
-from grelmicro.backends.postgres_errors import refusal
-from grelmicro.backends.postgres_library import Connection, Statement, connect
-from grelmicro.backends.postgres_url import Address
+from grelmicro.backends.postgres.errors import refusal
+from grelmicro.backends.postgres.library import Connection, Statement, connect
+from grelmicro.backends.postgres.url import Address
 
 USUAL_LIMIT = 3.0
 """Seconds for what is asked without a limit of its own, such as asyncpg's request to end a statement."""

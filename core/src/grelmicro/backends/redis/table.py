@@ -8,11 +8,11 @@ from functools import partial
 from secrets import token_hex
 from typing import Any
 
-from grelmicro.backends import redis_scripts as scripts
-from grelmicro.backends.redis_connections import Connections, Unanswered
-from grelmicro.backends.redis_errors import code, reason
-from grelmicro.backends.redis_library import NoScriptError, ResponseError
-from grelmicro.backends.redis_scripts import Argument, Script, pack
+from grelmicro.backends.redis import scripts as scripts
+from grelmicro.backends.redis.connections import Connections, Unanswered
+from grelmicro.backends.redis.errors import code, reason
+from grelmicro.backends.redis.library import NoScriptError, ResponseError
+from grelmicro.backends.redis.scripts import Argument, Script, pack
 from grelmicro.clock import Clock
 from grelmicro.config import check_seconds
 from grelmicro.errors import BackendUnavailableError

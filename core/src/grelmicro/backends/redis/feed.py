@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable
 
 from grelmicro.backends.hints import Feed
-from grelmicro.backends.redis_connections import Connections
-from grelmicro.backends.redis_errors import reason
-from grelmicro.backends.redis_library import AbstractConnection, ResponseError
-from grelmicro.backends.redis_scripts import pack
+from grelmicro.backends.redis.connections import Connections
+from grelmicro.backends.redis.errors import reason
+from grelmicro.backends.redis.library import AbstractConnection, ResponseError
+from grelmicro.backends.redis.scripts import pack
 from grelmicro.errors import BackendUnavailableError
 
 

@@ -5,16 +5,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from grelmicro.backends.redis_errors import ELSEWHERE, code, reason
-from grelmicro.backends.redis_library import (
+from grelmicro.backends.redis.errors import ELSEWHERE, code, reason
+from grelmicro.backends.redis.library import (
     AbstractConnection,
     AuthenticationError,
     BusyLoadingError,
     RedisError,
     ResponseError,
 )
-from grelmicro.backends.redis_request import Request, connect, disconnect, works
-from grelmicro.backends.redis_server import RedisServer
+from grelmicro.backends.redis.request import Request, connect, disconnect, works
+from grelmicro.backends.redis.server import RedisServer
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError
 
 Unanswered = Callable[["asyncio.Task[bool] | None"], None]

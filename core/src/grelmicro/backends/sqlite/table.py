@@ -9,7 +9,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
 
-from grelmicro.backends.sqlite_lane import transact
+from grelmicro.backends.sqlite.lane import transact
 from grelmicro.clock import Clock
 from grelmicro.errors import BackendUnavailableError, SettingsValidationError
 from grelmicro.leases.lease import NO_DATA, Lease

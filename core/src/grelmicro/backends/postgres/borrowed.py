@@ -5,8 +5,8 @@ from contextlib import suppress
 from random import random
 from time import monotonic
 
-from grelmicro.backends.postgres_connections import LONGEST_PAUSE, RECOVERY, Args, Over, Requests, Rows
-from grelmicro.backends.postgres_errors import (
+from grelmicro.backends.postgres.connections import LONGEST_PAUSE, RECOVERY, Args, Over, Requests, Rows
+from grelmicro.backends.postgres.errors import (
     AGAIN,
     NO_STATEMENT,
     code,
@@ -16,7 +16,7 @@ from grelmicro.backends.postgres_errors import (
     refusal,
     unsendable,
 )
-from grelmicro.backends.postgres_library import InterfaceError, Pool, Proxy
+from grelmicro.backends.postgres.library import InterfaceError, Pool, Proxy
 from grelmicro.errors import BackendUnavailableError
 
 

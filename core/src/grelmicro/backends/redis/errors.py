@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from grelmicro.backends.redis_library import (
+from grelmicro.backends.redis.library import (
     AuthenticationError,
     BusyLoadingError,
     ClusterDownError,

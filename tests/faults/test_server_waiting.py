@@ -1,0 +1,144 @@
+"""Waiting on each server: what many waiters cost, and how late a hand-over is when messages are late or do not come."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from random import Random
+from time import monotonic
+
+import pytest
+
+from grelmicro.coordination import Coordination, Lock, LockHandle
+from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.coordination.wait import SAFETY_POLL
+from tests.helpers.stores import TroubledStore
+from tests.helpers.worlds import SERVED, eventually
+from tests.servers.proxy import Proxy
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+LEASE = 300.0
+"""Seconds: if anything waited for its end, the test would hang."""
+
+PROMPT = SAFETY_POLL / 2
+"""Seconds: a hand-over that takes less was not found by the poll of those who rely on messages."""
+
+
+@pytest.fixture(params=SERVED.values())
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{request.param}_url"))
+
+
+@pytest.fixture
+async def proxy(url: str) -> AsyncIterator[Proxy]:
+    async with Proxy(url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def holder(url: str) -> AsyncIterator[LockAdapter]:
+    """Of a process that holds."""
+    async with client_of(url) as backend:
+        yield backend
+
+
+def client_of(url: str) -> LockAdapter:
+    backend = Coordination.from_url(url).lock_backend
+    assert isinstance(backend, LockAdapter)
+    return backend
+
+
+def lock_on(backend: LockAdapter, name: str = "cart") -> Lock:
+    return Lock(name, backend=backend, lease_duration=LEASE, retry_interval=0.2)
+
+
+async def until_marked(backend: LockAdapter, name: str = "cart") -> None:
+    """Until the other process has said that it waits."""
+    while (record := await backend.read(f"lock:{name}")) is None or not record.waited:
+        await asyncio.sleep(0.002)
+
+
+async def hand_over(held: LockHandle, waiting: "asyncio.Task[LockHandle]") -> float:
+    """Seconds from a release until the next one has it."""
+    begun = monotonic()
+    await held.release()
+    handle = await asyncio.wait_for(waiting, 30.0)
+    took = monotonic() - begun
+    await handle.release()
+    return took
+
+
+def waiting_for(backend: LockAdapter, name: str = "cart") -> asyncio.Task[LockHandle]:
+    return asyncio.create_task(lock_on(backend, name).acquire())
+
+
+async def test_those_who_wait_in_one_process_ask_one_after_the_other(url: str, holder: LockAdapter) -> None:
+    """While another process holds it, they cost what one waiter costs; then each costs one request."""
+    store = TroubledStore(client_of(url).store)
+    async with LockAdapter(store) as waiter:
+        held = await lock_on(holder).acquire()
+        order: list[int] = []
+
+        async def work(number: int) -> None:
+            async with lock_on(waiter):
+                order.append(number)
+
+        working = [asyncio.create_task(work(number)) for number in range(500)]
+        await until_marked(holder)
+        await asyncio.sleep(1.0)
+        assert store.calls.total() <= 4, store.calls
+        assert store.calls["watch"] == 1
+        await held.release()
+        await asyncio.wait_for(asyncio.gather(*working), 50)
+        assert order == list(range(500))
+        # A message that was for one of them may reach the next one too, who then asks in vain.
+        assert store.calls["acquire"] < 1.5 * 500, store.calls
+        assert store.calls["release"] == 500
+
+
+async def test_messages_that_never_came_are_told_once_and_not_waited_for(
+    holder: LockAdapter, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    proxy.swallow_pushes()
+    async with client_of(proxy.url) as waiter:
+        await eventually(lambda: "they poll meanwhile" in caplog.text, "it is told")
+        took = []
+        for _ in range(10):
+            held = await lock_on(holder).acquire()
+            waiting = waiting_for(waiter)
+            await until_marked(holder)
+            took.append(await hand_over(held, waiting))
+        assert sorted(took)[5] < 1.0, "it polls five times a second"
+        assert caplog.text.count("they poll meanwhile") == 1
+
+
+@pytest.mark.slow
+async def test_messages_that_come_no_more_cost_one_poll(holder: LockAdapter, proxy: Proxy) -> None:
+    """Nothing tells a waiter that they fail since a moment ago, so it looks for itself in time."""
+    async with client_of(proxy.url) as waiter:
+        held = await lock_on(holder).acquire()
+        waiting = waiting_for(waiter)
+        await until_marked(holder)
+        proxy.swallow_pushes()
+        took = await hand_over(held, waiting)
+        assert proxy.swallowed, "there was a message"
+        assert took < SAFETY_POLL + 3.0
+
+
+async def test_late_subscriptions_miss_no_release(holder: LockAdapter, proxy: Proxy) -> None:
+    """Each lock is released at another moment while its waiter asks, subscribes, and asks again."""
+    moments = Random(11)
+    async with client_of(proxy.url) as waiter:
+        proxy.delay(requests=0.05, replies=0.05)
+
+        async def pass_on(name: str) -> float:
+            held = await lock_on(holder, name).acquire()
+            waiting = waiting_for(waiter, name)
+            await asyncio.sleep(moments.random() * 0.6)
+            return await hand_over(held, waiting)
+
+        took = [each for _ in range(5) for each in await asyncio.gather(*(pass_on(f"cart:{n}") for n in range(20)))]
+        await proxy.heal()
+    assert len(took) == 100
+    assert max(took) < PROMPT, sorted(took)[-5:]
