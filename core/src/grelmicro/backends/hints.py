@@ -122,6 +122,11 @@ class Hints:
         self._supervisor = None
         self._forget()
 
+    @property
+    def used(self) -> bool:
+        """Whether anybody waits, or did a while ago."""
+        return bool(self._topics)
+
     def send(self, topic: str) -> None:
         """Wake those in this process who wait for `topic`."""
         if topic in self._topics:

@@ -195,8 +195,8 @@ class PostgresStore(LeaseStore):
         answer = await opened.table.renew(lease, max(ttl, self.resolution), data)
         if answer is None:
             return None
-        if answer.shortened and opened.hints is not None:
-            opened.hints.send(topic_of(lease.name))
+        if answer.shortened:
+            _wake(opened.hints, lease.name)
         return answer.lease
 
     async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
@@ -219,8 +219,9 @@ class PostgresStore(LeaseStore):
         try:
             return await opened.table.release(lease, data)
         finally:
-            if opened.hints is not None:  # also when the answer is not known: it may have been done
-                opened.hints.send(topic_of(lease.name))
+            # Not before: what is asked in the same moment mostly gets the row first. And also when the answer is not
+            # known, since it may have been done.
+            _wake(opened.hints, lease.name)
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
@@ -286,6 +287,12 @@ class PostgresStore(LeaseStore):
                 await asyncio.sleep(SWEEP_PAUSE)
         except Exception as error:  # another round comes
             logger.debug("dropping old records in PostgreSQL: %s", error)
+
+
+def _wake(hints: Hints | None, name: str) -> None:
+    """Wake those in this process who wait for `name`; without hints they poll."""
+    if hints is not None and hints.used:
+        hints.send(topic_of(name))
 
 
 async def _close(opened: _Open) -> None:

@@ -24,6 +24,8 @@ logger = logging.getLogger("grelmicro.coordination")
 SPENT = 0.05
 """Seconds by which a grant may be old when it arrives: one that waited longer for its row is extended at once."""
 
+MOST_FREED = 1000
+"""Names that are remembered as released in this process, at most."""
 
 CERTAIN = 12
 """Where the answer to `ask` says that it is one."""
@@ -67,6 +69,7 @@ class Table:
         self._clock = clock
         self._late = LateAcquires(clock)
         self._limit = limit
+        self._freed: set[str] = set()  # released in this process, and not asked for since
         self.me = token_hex(8)  # whose mark it is, in the records
 
     async def open(self, schema: str, *, create: bool) -> None:
@@ -79,8 +82,9 @@ class Table:
         until = monotonic() + self._limit
         text = None if data is None else dumps(data)
         # What is free is taken by a statement that does nothing else. Who waits was refused already, and may have to
-        # leave a mark.
-        if not waiting:
+        # leave a mark; but what was released here is probably free.
+        if name in self._freed or not waiting:
+            self._freed.discard(name)
             sent_at = self._clock.now()
             rows = await self._try(self._statements.take, name, holder, ttl, text, until)
             if rows:
@@ -124,6 +128,7 @@ class Table:
 
     async def release(self, lease: Lease, data: Mapping[str, str] | None) -> bool:
         """See `LeaseStore.release`."""
+        self._free(lease.name)
         over = self._late.is_over(lease)
         text = None if data is None else dumps(data)
         args = (self._namespace, lease.name, lease.holder, lease.fence, text, self.me, topic_of(lease.name))
@@ -191,6 +196,12 @@ class Table:
                 if again:
                     raise
                 again = True
+
+    def _free(self, name: str) -> None:
+        """Note that it is released."""
+        if len(self._freed) >= MOST_FREED:
+            self._freed.clear()  # of names that nobody may ask for again
+        self._freed.add(name)
 
     async def _was_released(self, lease: Lease) -> bool:
         """What the record tells of a release that was sent twice, and found nothing to release the second time."""

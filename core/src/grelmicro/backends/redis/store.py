@@ -15,6 +15,7 @@ from grelmicro.backends.redis.library import ResponseError
 from grelmicro.backends.redis.scripts import pack
 from grelmicro.backends.redis.server import RedisServer
 from grelmicro.backends.redis.table import Table
+from grelmicro.backends.releases import Releases
 from grelmicro.clock import Clock
 from grelmicro.config import check_seconds
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutOfContextError
@@ -35,6 +36,7 @@ class _Open:
     connections: Connections
     table: Table
     hints: Hints
+    releases: Releases
 
 
 _alive: set[_Open] = set()
@@ -84,7 +86,7 @@ class RedisStore(LeaseStore):
         connections = Connections(self.server)
         table = Table(connections, self.namespace, self.clock, self._retention)
         hints = Hints(RedisFeed(connections, table.prefix), self.clock, title=self.server.safe_url)
-        opened = _Open(connections, table, hints)
+        opened = _Open(connections, table, hints, Releases(hints.send))
         _alive.add(opened)
         try:
             await self._look_around(opened)
@@ -111,7 +113,8 @@ class RedisStore(LeaseStore):
         self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
     ) -> Lease:
         """See `LeaseStore.acquire`."""
-        return await self._get_open().table.acquire(name, holder, ttl, data, waiting)
+        opened = self._get_open()
+        return await opened.releases.follow(name, holder, opened.table.acquire(name, holder, ttl, data, waiting))
 
     async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
         """See `LeaseStore.renew`."""
@@ -127,10 +130,11 @@ class RedisStore(LeaseStore):
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseStore.release`."""
         opened = self._get_open()
+        release = opened.releases.begin(lease.name)
         try:
             return await opened.table.release(lease, data)
         finally:
-            opened.hints.send(lease.name)  # also when the answer is not known: it may have been done
+            opened.releases.end(lease.name, release)
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
