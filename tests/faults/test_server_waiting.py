@@ -7,10 +7,12 @@ from random import Random
 from time import monotonic
 
 import pytest
+from redis.asyncio import Redis
 
 from grelmicro.coordination import Coordination, Lock, LockHandle
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.coordination.wait import SAFETY_POLL
+from tests.helpers.postgres import fetchval
 from tests.helpers.stores import TroubledStore
 from tests.helpers.worlds import SERVED, eventually
 from tests.servers.proxy import Proxy
@@ -91,9 +93,44 @@ async def test_those_who_wait_in_one_process_ask_one_after_the_other(url: str, h
         await held.release()
         await asyncio.wait_for(asyncio.gather(*working), 50)
         assert order == list(range(500))
-        # A message that was for one of them may reach the next one too, who then asks in vain.
-        assert store.calls["acquire"] < 1.5 * 500, store.calls
+        # Who is woken may ask once in vain, because the release is still under way or the message was for another one.
+        assert store.calls["acquire"] <= 2 * 500 + 4, store.calls
         assert store.calls["release"] == 500
+
+
+async def listening(url: str) -> int:
+    """Connections to the server on which messages arrive."""
+    if not url.startswith("redis"):
+        listens = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        return int(await fetchval(url, listens))
+    async with Redis.from_url(url) as client:
+        return len(await client.client_list(_type="pubsub"))
+
+
+async def test_all_that_waits_on_one_store_shares_one_connection(url: str, holder: LockAdapter) -> None:
+    names = [f"cart:{number}" for number in range(200)]
+    async with Coordination.from_url(url) as coordination:
+        backend = coordination.lock_backend
+        assert isinstance(backend, LockAdapter)
+        held = await asyncio.gather(*(lock_on(holder, name).acquire() for name in names))
+        role = await holder.acquire("leader:job", "another", LEASE)
+        leader = coordination.leaderelection("job")
+        service = asyncio.create_task(leader())
+        waiting = [waiting_for(backend, name) for name in names]
+        for name in names:
+            await until_marked(holder, name)
+        while (record := await holder.read("leader:job")) is None or not record.waited:
+            await asyncio.sleep(0.002)
+        assert await listening(url) == 2, "that of the holder, and that of those who wait"
+        begun = monotonic()
+        await holder.release(role)
+        await asyncio.gather(*(handle.release() for handle in held))
+        got = await asyncio.wait_for(asyncio.gather(*waiting), 30.0)
+        await asyncio.wait_for(leader.wait_for_leader(), 30.0)
+        assert monotonic() - begun < PROMPT
+        await asyncio.gather(*(handle.release() for handle in got))
+        service.cancel()
+        await asyncio.wait({service})
 
 
 async def test_messages_that_never_came_are_told_once_and_not_waited_for(
@@ -109,7 +146,7 @@ async def test_messages_that_never_came_are_told_once_and_not_waited_for(
             waiting = waiting_for(waiter)
             await until_marked(holder)
             took.append(await hand_over(held, waiting))
-        assert sorted(took)[5] < 1.0, "it polls five times a second"
+        assert max(took) < 2.0, "it polls five times a second, also while the next test of the messages goes on"
         assert caplog.text.count("they poll meanwhile") == 1
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 
@@ -211,9 +210,9 @@ class LockAdapter(LeaseAdapter):
         self.queues = Queues()
         self.renewer = Renewer(self.clock, self.renew_many)
 
-    def instant(self) -> InstantLeases | None:
+    def instant(self, running: asyncio.AbstractEventLoop) -> InstantLeases | None:
         """See `LockBackend.instant`."""
-        if self._loop is not get_running_loop() or self._generation is not lifecycle.generation:
+        if self._loop is not running or self._generation is not lifecycle.generation:
             self.check_open()  # which says why not
         return self._instant
 

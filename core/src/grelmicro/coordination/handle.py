@@ -1,6 +1,7 @@
 """What an acquisition returns: a lease in the caller's hand, usable from any task or thread."""
 
 import weakref
+from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
@@ -90,7 +91,7 @@ class LockHandle(Hold):
             self.leave_owner()
             raise self.lost_error("released")
         repeated = self._release_sent
-        instant = self._backend.instant()
+        instant = self._backend.instant(get_running_loop())
         if instant is not None:
             owned = instant.release_now(self.lease)
         else:

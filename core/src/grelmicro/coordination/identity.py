@@ -4,7 +4,7 @@ import itertools
 import os
 import threading
 import weakref
-from asyncio import Task, current_task
+from asyncio import AbstractEventLoop, Task, current_task
 from contextvars import ContextVar
 from secrets import token_hex
 from typing import Any, Protocol
@@ -87,9 +87,9 @@ _local = threading.local()
 _call: ContextVar[_Call | None] = ContextVar("grelmicro_call", default=None)
 
 
-def this_task() -> Owner:
-    """The running task."""
-    task = current_task()
+def this_task(loop: AbstractEventLoop | None = None) -> Owner:
+    """The running task; it is found sooner by whoever knows the running event loop."""
+    task = current_task(loop)
     if task is None:
         raise OutOfContextError("a lease is taken for a task: await this in a coroutine that runs in a task")
     return task

@@ -1,6 +1,6 @@
 """`Lock`: one holder at a time over all workers."""
 
-from asyncio import Task
+from asyncio import Task, get_running_loop
 from collections.abc import Coroutine
 from typing import Any, Self
 from uuid import UUID
@@ -115,7 +115,9 @@ class Lock(LeasePrimitive[LockConfig]):
 
     def release(self) -> Coroutine[Any, Any, None]:
         """Give this task's lease back; see `LockHandle.release`."""
-        return self._release(calling_task())
+        caller = calling_task()
+        held = None if caller is None else self._held.get(caller)
+        return self._release(caller) if held is None else held.release()
 
     def owned(self) -> Coroutine[Any, Any, bool]:
         """Whether this task holds it, as the store says.
@@ -136,8 +138,9 @@ class Lock(LeasePrimitive[LockConfig]):
     async def _take(self, caller: "Task[Any] | None", timeout: float | None) -> LockHandle:
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, zero=True)
-        backend, owner = self._source.find(), this_task()
-        instant = backend.instant()
+        loop = get_running_loop()
+        backend, owner = self._source.find(), this_task(loop)
+        instant = backend.instant(loop)
         if instant is not None and self._key not in backend.queues.lines:
             # Such a store answers at once, so nobody can come in between: a line would be for nothing.
             if self._held:

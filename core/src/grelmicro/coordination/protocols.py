@@ -66,8 +66,12 @@ class LeaseBackend(Backend, Protocol):
 class LockBackend(LeaseBackend, Protocol):
     """What `Lock` and `TaskLock` need."""
 
-    def instant(self) -> InstantLeases | None:
-        """Its operations as plain calls, if its store never waits; None otherwise. Nothing has to be undone there."""
+    def instant(self, running: asyncio.AbstractEventLoop) -> InstantLeases | None:
+        """Its operations as plain calls, if its store never waits; None otherwise. Nothing has to be undone there.
+
+        Args:
+            running: the running event loop; it raises `OutOfContextError` when that is not the one it serves.
+        """
 
     @property
     def queues(self) -> Queues:
