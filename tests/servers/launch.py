@@ -1,9 +1,13 @@
-"""A server for a program that is no test: the benchmarks, the demonstration."""
+"""A server for a program that is no test: the benchmarks, the demonstration.
+
+`python -m tests.servers.launch COMMAND ...` runs a command with the URLs of a server of each kind in its environment.
+"""
 
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from tests.servers import found, redis
 from tests.servers.found import Binary
@@ -41,3 +45,14 @@ def launched(kind: str) -> Iterator[str]:
             yield server.url
         finally:
             server.kill()
+
+
+def main(command: Sequence[str]) -> int:
+    """Run a command; its exit code."""
+    with ExitStack() as stack:
+        urls = {variable: stack.enter_context(launched(kind)) for kind, variable in VARIABLES.items()}
+        return subprocess.run(command, env={**os.environ, **urls}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

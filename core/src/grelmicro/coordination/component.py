@@ -82,10 +82,11 @@ class Coordination(Resource):
 
     @classmethod
     def from_url(cls, url: str, *, namespace: str | None = None, requires: Scope | None = None) -> Self:
-        """Everything on one store: `memory://`, `sqlite:///locks.db` (relative) or `sqlite:////var/lib/locks.db`.
+        """Everything on one store.
 
         Args:
-            url: the store's address.
+            url: the store's address: `memory://`, `sqlite:///locks.db` (relative), `sqlite:////var/lib/locks.db`,
+                `redis://cache:6379/0`, `rediss://...`, `unix:///run/redis.sock` or `postgresql://db/shop`.
             namespace: separates applications that share a store; `grelmicro` by default.
             requires: the least scope that the store must have.
 
