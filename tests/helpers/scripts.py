@@ -73,7 +73,8 @@ class Script:
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        self._complaints.extend(self._process.stderr)
+        # In development mode asyncio tells of each step of a task that took long: here, of a machine that is busy.
+        self._complaints.extend(line for line in self._process.stderr if not line.startswith("Executing <"))
 
     def _read(self) -> None:
         assert self._process.stdout is not None

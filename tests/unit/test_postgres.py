@@ -245,7 +245,8 @@ async def test_what_is_read_and_written_needs_one_statement_each(store: Postgres
         await asyncio.sleep(1.5)
         await store.release(await store.acquire("lock:cart", "a", 60.0))
         await asyncio.sleep(1.5)
-        assert 100 <= await connection.fetchval(wanted) - before <= 112
+        # Some more are those of the server itself; two statements for each would be twice as many.
+        assert 100 <= await connection.fetchval(wanted) - before <= 150
 
 
 # Fences
