@@ -24,8 +24,11 @@ class Level(IntEnum):
     [
         ("reindex", {}, "reindex"),
         ("cart:{cart_id}", {"cart_id": 42}, "cart:42"),
-        ("cart:{cart_id}", {"cart_id": "a b/c"}, "cart:a%20b%2Fc"),
-        ("cart:{cart_id}", {"cart_id": "Zoë"}, "cart:Zo%C3%AB"),
+        ("cart:{cart_id}", {"cart_id": "a b/c"}, "cart:a b/c"),
+        ("cart:{cart_id}", {"cart_id": "Zoë"}, "cart:Zoë"),
+        ("cart:{cart_id}", {"cart_id": "ada@example.org"}, "cart:ada@example.org"),
+        ("cart:{cart_id}", {"cart_id": "50%\n"}, "cart:50%25%0A"),
+        ("cart:{a}:{b}", {"a": "a b/c", "b": "Zoë"}, "cart:a%20b%2Fc:Zo%C3%AB"),
         ("cart:{cart_id}", {"cart_id": ""}, "cart:"),
         ("cart:{id}", {"id": UUID(int=1)}, "cart:00000000-0000-0000-0000-000000000001"),
         ("{a}:{b}", {"a": 1, "b": 2}, "1:2"),
@@ -56,6 +59,19 @@ def test_different_values_have_different_names(
     names = [template.name({"x": x, "y": y}) for x, y in (first, second)]
     assert (names[0] == names[1]) == (first == second)
     assert all(name.isascii() and name.isprintable() and 0 < len(name) <= LONGEST for name in names)
+
+
+@given(first=texts, second=texts)
+def test_different_values_of_one_field_have_different_names(first: str | None, second: str | None) -> None:
+    template = NameTemplate("user:{x}!")
+    names = [template.name({"x": x}) for x in (first, second)]
+    assert (names[0] == names[1]) == (first == second)
+    assert all(name.isprintable() and 0 < len(name) <= LONGEST for name in names)
+
+
+@given(value=st.text(max_size=200).filter(lambda text: text.isprintable() and "%" not in text and text[:1] != "="))
+def test_one_field_gives_the_name_that_an_f_string_does(value: str) -> None:
+    assert NameTemplate("user:{x}").name({"x": value}) == f"user:{value}"
 
 
 def test_a_separator_in_a_value_is_no_separator() -> None:

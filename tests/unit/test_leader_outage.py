@@ -193,7 +193,7 @@ def test_an_outage_is_told_again_after_each_interval(caplog: pytest.LogCaptureFi
     outage.note(TimeoutError(), 4.0, 0.5)
     assert [record.getMessage() for record in caplog.records] == [
         "the thing works again after 3.2 s",
-        "the thing has trouble since 0.0 s: TimeoutError",
+        "the thing has trouble since 0.0 s: no answer in time: check the store",
     ]
 
 

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 
 from grelmicro import lifecycle
 from grelmicro.clock import Clock, sleep
+from grelmicro.coordination.identity import mint
 from grelmicro.coordination.renewal import Renewer
 from grelmicro.coordination.wait import Queues
 from grelmicro.errors import GrelmicroError, OutcomeUnknownError, OutOfContextError
@@ -18,6 +19,9 @@ logger = logging.getLogger("grelmicro.coordination")
 
 DRAIN_LIMIT = 5.0
 """Seconds for which closing waits for undos and repeated releases."""
+
+CHECK_LEASE = 5.0
+"""Seconds for which a health probe takes its lease, which it gives back at once."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between the repetitions of an undo: doubled from the first to the longest."""
@@ -283,13 +287,16 @@ class Provider(Resource):
         return self._schedule
 
     async def check(self) -> None:
-        """Ask the store for something; for health probes.
+        """Take a lease and give it back; for health probes. That another probe has it at that moment is well, too.
 
         Raises:
-            CoordinationBackendError: it does not answer as it should.
+            CoordinationBackendError: the store does not answer, or takes no writes.
         """
+        holder = f"check:{mint()}"
         async with self.lock() as backend:
-            await backend.read("lock:grelmicro-check")
+            lease = await backend.acquire("lock:grelmicro-check", holder, CHECK_LEASE)
+            if lease.granted_to(holder):
+                await backend.release(lease)
 
     async def open(self) -> None:
         """Open the store."""

@@ -24,7 +24,8 @@ class Outage:
         elif now - self._told_at < interval:
             return
         self._told_at = now
-        reason = str(error) or type(error).__name__
+        silent = isinstance(error, TimeoutError) and not str(error)
+        reason = "no answer in time: check the store" if silent else str(error) or type(error).__name__
         self._logger.warning("%s has trouble since %.1f s: %s", self._title, now - self._since, reason)
 
     def over(self, now: float) -> None:

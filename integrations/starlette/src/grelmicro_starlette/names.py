@@ -18,9 +18,11 @@ LONGEST = 255
 class NameTemplate:
     """A name with fields, such as `cart:{cart_id}`.
 
-    In a value, every character but letters, digits, `-`, `.`, `_` and `~` is percent-encoded, so `a:{x}:{y}` gives
-    `a:1%3A2:3` for the values `1:2` and `3`, and no other values give the same name. An enum stands for its value and
-    None for `=none`. A name of more than 255 characters ends in a digest of the whole.
+    With one field the value stands there as it is, so that `user:{mail}` names the lock that `Lock(f"user:{mail}")`
+    does; only `%`, a `=` at its beginning and what is not printable are percent-encoded. With several, every character
+    of a value but ASCII letters, digits, `-`, `.`, `_` and `~` is, so `a:{x}:{y}` gives `a:1%3A2:3` for the values
+    `1:2` and `3`, and no other values give the same name. An enum stands for its value and None for `=none`. A name of
+    more than 255 characters ends in a digest of the whole.
 
     Args:
         text: literal text and fields; `{{` and `}}` stand for braces.
@@ -43,19 +45,34 @@ class NameTemplate:
 
     def name(self, values: Mapping[str, object]) -> str:
         """The name for these values; raises `KeyError` when one is missing."""
-        filled = "".join(literal + ("" if name is None else _encoded(values[name])) for literal, name in self.parts)
+        encoded = _encoded if sum(name is not None for _, name in self.parts) > 1 else _kept
+        filled = "".join(literal + ("" if name is None else encoded(values[name])) for literal, name in self.parts)
         if len(filled) <= LONGEST:
             return filled
-        # "=" is in no encoded value, so such a name is nobody else's.
+        # No encoded value begins with "=", so such a name is nobody else's.
         digest = "=" + sha256(filled.encode()).hexdigest()
         return self.parts[0][0][: LONGEST - len(digest)] + digest
 
 
 def _encoded(value: object) -> str:
+    """A value beside others: nothing in it can be taken for what separates them."""
+    return "=none" if value is None else quote(_text(value), safe="", errors="surrogatepass")
+
+
+def _kept(value: object) -> str:
+    """A value that stands alone, as it is wherever that is a name, and no other value's."""
     if value is None:
         return "=none"
-    plain = value.value if isinstance(value, Enum) else value
-    return quote(str(plain), safe="", errors="surrogatepass")
+    text = _text(value)
+    first = "%3D" if text.startswith("=") else ""
+    return first + "".join(
+        character if character.isprintable() and character != "%" else quote(character, safe="", errors="surrogatepass")
+        for character in (text[1:] if first else text)
+    )
+
+
+def _text(value: object) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def _parts(text: str) -> tuple[tuple[str, str | None], ...]:
