@@ -32,7 +32,8 @@ class Grelmicro(Resource):
             no argument. They open in this order, but `Tasks` open last and close first.
         environment: `development`, `test`, `staging` or `production`; None: the variable GREL_ENVIRONMENT.
         signals: at SIGTERM and SIGINT, hand leadership over at once and end the task that opened the app, for programs
-            without a server that handles signals. Web integrations do their own.
+            without a server that handles signals. It needs `async with` in the main thread: with a plain `with`, whose
+            loop has a thread of its own, it does nothing. Web integrations do their own.
 
     Raises:
         SettingsValidationError: one of them cannot be opened, two are of one kind, or the environment is not known.
