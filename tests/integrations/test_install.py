@@ -157,6 +157,22 @@ def test_one_grelmicro_serves_two_apps_of_one_server() -> None:
         assert client.get("/sub/42").text == "cart:42"
 
 
+def test_a_mounted_app_with_the_same_grelmicro_refuses_as_the_root_does() -> None:
+    micro = new()
+    below = Starlette(routes=[Route("/busy", busy)])
+    root = Starlette(routes=[Mount("/sub", app=below)])
+    install(below, micro)
+    install(root, micro)
+    with TestClient(root) as client:
+        assert client.get("/sub/busy").status_code == 409
+
+
+@pytest.mark.parametrize("wrong", [(new(), Starlette()), (Starlette(), Coordination), (None, new())])
+def test_what_it_takes_is_told(wrong: tuple[Any, Any]) -> None:
+    with pytest.raises(SettingsValidationError, match=r"install\(app, micro\)"):
+        install(*wrong)
+
+
 def test_mounted_app_says_that_its_lifespan_did_not_run() -> None:
     @locked("cart:{cart_id}")
     async def checkout(request: Request) -> Response:

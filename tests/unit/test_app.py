@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -309,3 +310,9 @@ def test_a_scope_can_be_required(world: World) -> None:
     with pytest.raises(SettingsValidationError, match=f"coordinates within one {store.scope} only"):
         Coordination(store, requires="cluster")
     Coordination(store, requires="process")
+
+
+def test_uses_is_a_list() -> None:
+    coordination: Any = Coordination(MemoryProvider())
+    with pytest.raises(SettingsValidationError, match=r"should be a list, not Coordination: Grelmicro\(uses="):
+        Grelmicro(uses=coordination)

@@ -45,6 +45,10 @@ class Grelmicro(Resource):
         self._uses: list[object] = []
         self._opened = AsyncExitStack()
         self._background: BackgroundLoop | None = None
+        if not isinstance(uses, Iterable):
+            raise SettingsValidationError(
+                f"Grelmicro uses should be a list, not {type(uses).__name__}: Grelmicro(uses=[...])"
+            )
         for item in uses:
             self.use(item)
 

@@ -24,8 +24,13 @@ def install(app: Starlette, micro: Grelmicro, *, retry_after: float = 1, signals
         signals: hand leadership over at SIGTERM and SIGINT, not when the server has served its last request.
 
     Raises:
-        SettingsValidationError: the app has another `Grelmicro`, or it has started.
+        SettingsValidationError: the app has another `Grelmicro`, it has started, or it is no application.
     """
+    if not isinstance(app, Starlette) or not isinstance(micro, Grelmicro):
+        raise SettingsValidationError(
+            f"install() takes a Starlette or FastAPI application and a Grelmicro, not {type(app).__name__} and "
+            f"{type(micro).__name__}: install(app, micro)"
+        )
     installed = getattr(app.state, KEY, None)
     if installed is micro:
         return
