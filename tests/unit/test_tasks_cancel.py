@@ -109,7 +109,7 @@ async def test_it_leaves_nothing(real_world: World, when: When, leads: bool) -> 
         async with cast_of(real_world, slow) as cast:
             while await play(cast, at, when, leads=leads):
                 at += 1
-        assert at > 5
+        assert at > 3  # on a busy machine a play has fewer fires, and so fewer suspensions
 
 
 @pytest.fixture
