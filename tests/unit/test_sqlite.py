@@ -24,6 +24,7 @@ from grelmicro.backends.sqlite.store import SWEEP_INTERVAL
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.errors import BackendUnavailableError, OutOfContextError
 from grelmicro.leases import Lease
+from grelmicro.leases.marks import MARK
 from grelmicro.testing import MovableClock
 
 DAY = 24 * 3600.0
@@ -532,7 +533,7 @@ async def test_a_holder_learns_that_another_process_waits(
     await store.acquire("lock:a", "b", 60.0, waiting=True)
     assert not (await store.acquire("lock:a", "b", 60.0, waiting=True)).waited  # this process's own waiter
     assert (await other.acquire("lock:a", "c", 60.0)).waited  # and so the other one sees it
-    await clock.advance(sqlite_table.MARK + 0.001)
+    await clock.advance(MARK + 0.001)
     assert not (await other.acquire("lock:a", "c", 60.0, waiting=True)).waited
     renewed = await store.renew(lease, 60.0)
     record = await store.read("lock:a")
@@ -548,7 +549,7 @@ async def test_a_mark_counts_for_a_while(store: SQLiteStore, other: SQLiteStore,
     await other.acquire("lock:a", "b", 60.0, waiting=True)
     await clock.advance(10.0)  # the safety poll of waiters, which renews the mark
     await other.acquire("lock:a", "b", 60.0, waiting=True)
-    await clock.advance(sqlite_table.MARK)
+    await clock.advance(MARK)
     renewed = await store.renew(lease, 60.0)
     assert renewed is not None
     assert renewed.waited

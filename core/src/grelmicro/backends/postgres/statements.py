@@ -7,18 +7,10 @@ carry their zone. The parameters `$1` and `$2` are always namespace and name.
 
 from hashlib import blake2b
 
+from grelmicro.leases.marks import MARK, MARK_AGAIN, SEVERAL
 from grelmicro.leases.retention import DROPPED_KINDS
 
 TABLE = "grelmicro_leases"
-
-MARK = 12.0
-"""Seconds for which the mark of a waiter counts. Whoever still waits asks again sooner, and renews it."""
-
-MARK_AGAIN = 1.0
-"""Age in seconds from which on a waiter that asks again renews its mark."""
-
-SEVERAL = "*"
-"""The mark when several processes wait."""
 
 BATCH = 500
 """Records that are read, or looked at, in one go."""

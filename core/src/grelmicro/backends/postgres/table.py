@@ -14,10 +14,11 @@ from grelmicro.backends.postgres.errors import QUEUE_FULL, code
 from grelmicro.backends.postgres.late import LateAcquires
 from grelmicro.backends.postgres.library import Record
 from grelmicro.backends.postgres.schema import prepare
-from grelmicro.backends.postgres.statements import MARK, Statements
+from grelmicro.backends.postgres.statements import Statements
 from grelmicro.clock import Clock
 from grelmicro.errors import BackendUnavailableError, OutcomeUnknownError
 from grelmicro.leases.lease import NO_DATA, Lease
+from grelmicro.leases.marks import MARK
 
 logger = logging.getLogger("grelmicro.coordination")
 

@@ -8,16 +8,9 @@ comes before or with the first change, so that an error means that nothing was c
 from collections.abc import Sequence
 from hashlib import sha1
 
+from grelmicro.leases.marks import MARK, MARK_AGAIN, SEVERAL
+
 Argument = bytes | str | int
-
-MARK = 12_000_000
-"""Microseconds for which the mark of a waiter counts. Whoever still waits asks again sooner, and renews it."""
-
-MARK_AGAIN = 1_000_000
-"""Age in microseconds from which on a waiter that asks again renews its mark."""
-
-SEVERAL = "*"
-"""The mark when more than one process waits."""
 
 LATE = -1
 """The first item of the answer to an acquire that came after its time."""
@@ -58,7 +51,7 @@ local function answer(flag)
   local waited = marked and waiter ~= me and 1 or 0
   return {flag, owner, fence or 0, transitions, acquired_at, renewed_at, expires_at, now, data, waited}
 end
-""".replace("MARK", str(MARK))
+""".replace("MARK", str(round(MARK * 1e6)))
 
 # A key that holds something else holds no lease: it was lost, like one that was deleted.
 IF_OWNED = """
@@ -129,7 +122,7 @@ if not live then redis.pcall('PERSIST', key) end
 return answer(1)
 """.replace("LATE", str(LATE))
     .replace("SEVERAL", SEVERAL)
-    .replace("AGAIN", str(MARK_AGAIN))
+    .replace("AGAIN", str(round(MARK_AGAIN * 1e6)))
 )
 
 # PERSIST changes nothing here, for what is held lives on; but after it, the server takes the next write although its

@@ -13,16 +13,11 @@ from grelmicro.backends.sqlite.lane import transact
 from grelmicro.clock import Clock
 from grelmicro.errors import BackendUnavailableError, SettingsValidationError
 from grelmicro.leases.lease import NO_DATA, Lease
+from grelmicro.leases.marks import MARK, MARK_AGAIN
 from grelmicro.leases.retention import droppable
 from grelmicro.leases.rules import owns, renewed, taken, vacated
 
 logger = logging.getLogger("grelmicro.coordination")
-
-MARK = 12.0
-"""Seconds for which the mark of a waiter counts. Whoever still waits asks again sooner, and renews it."""
-
-MARK_AGAIN = 1.0
-"""Age in seconds from which on a waiter that asks again renews its mark."""
 
 BATCH = 500
 """Records that are read in one go."""
