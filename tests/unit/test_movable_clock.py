@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from grelmicro.clock import Clock, Signal, sleep, time_limit
+from grelmicro.clock import Clock, Signal, TimeLimit, end_within, sleep
 from grelmicro.testing import MovableClock
 
 
@@ -88,7 +88,7 @@ async def test_limits_and_signals_follow_it() -> None:
     clock = MovableClock()
 
     async def limited() -> None:
-        async with time_limit(clock, 5.0):
+        async with TimeLimit(clock, 5.0):
             await asyncio.Event().wait()
 
     waiting, signalled = asyncio.create_task(limited()), asyncio.create_task(Signal().wait(clock, 5.0))
@@ -99,6 +99,78 @@ async def test_limits_and_signals_follow_it() -> None:
     assert signalled.result() is False
     with pytest.raises(TimeoutError):
         await waiting
+
+
+async def test_work_that_never_waits_is_ended_without_a_timer() -> None:
+    clock = MovableClock()
+
+    async def work() -> None:
+        done.append(asyncio.current_task())
+
+    done: list[object] = []
+    await end_within(clock, 0.0, work())
+    assert done == [asyncio.current_task()]
+
+
+async def test_work_that_waits_is_ended_within_the_limit() -> None:
+    clock = MovableClock()
+    going_on, done = asyncio.Event(), []
+
+    async def work() -> None:
+        async with asyncio.timeout(60):  # a scope that is entered before the limit, and left inside it
+            try:
+                await going_on.wait()
+                await asyncio.sleep(0)
+                done.append("worked")
+            finally:
+                done.append("cleaned up")
+
+    for cut_off in (False, True):
+        done.clear()
+        going_on.clear()
+        ending = asyncio.create_task(end_within(clock, 5.0, work()))
+        await clock.advance(4.9)
+        assert not ending.done()
+        if cut_off:
+            await clock.advance(0.2)
+            with pytest.raises(TimeoutError):
+                await ending
+            assert done == ["cleaned up"]
+        else:
+            going_on.set()
+            await ending
+            assert done == ["worked", "cleaned up"]
+        assert ending.cancelling() == 0
+
+
+async def test_a_cancelled_caller_cancels_the_work() -> None:
+    done = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # what it has to do then may wait, too
+            done.append("cancelled")
+            raise
+
+    ending = asyncio.create_task(end_within(MovableClock(), 5.0, work()))
+    await asyncio.sleep(0)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert done == ["cancelled"]
+
+
+async def test_what_the_work_raises_is_raised() -> None:
+    async def work(*, waits: bool) -> None:
+        if waits:
+            await asyncio.sleep(0)
+        raise LookupError
+
+    for waits in (False, True):
+        with pytest.raises(LookupError):
+            await end_within(MovableClock(), 5.0, work(waits=waits))
 
 
 async def test_a_timer_of_another_event_loop_fires_there() -> None:

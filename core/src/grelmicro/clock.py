@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Generator
 from functools import partial
-from typing import Protocol, runtime_checkable
+from types import TracebackType, coroutine
+from typing import Any, Protocol, runtime_checkable
 
 DRIFT = 0.01
 """The share of a lease that is given up for clocks that run at different rates."""
@@ -50,19 +50,65 @@ class SystemClock:
 SYSTEM_CLOCK = SystemClock()
 
 
-@asynccontextmanager
-async def time_limit(clock: Clock, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-    """Raise `TimeoutError` from the block when it runs longer than `seconds` (None: no limit) by `clock`."""
-    async with asyncio.timeout(None) as scope:
-        if seconds is None:
-            yield scope
-            return
-        # A time in the past makes asyncio's own scope expire now: its rules of cancellation are kept.
-        timer = clock.call_later(max(seconds, 0.0), partial(scope.reschedule, 0.0))
+class TimeLimit:
+    """Raises `TimeoutError` from its `async with` block when that runs longer than `seconds` by `clock`.
+
+    Entering gives asyncio's own scope, whose `expired()` tells whether a `TimeoutError` came from here.
+
+    Args:
+        clock: whose time.
+        seconds: how long the block may run; None: no limit.
+    """
+
+    def __init__(self, clock: Clock, seconds: float | None) -> None:
+        self._clock = clock
+        self._seconds = seconds
+        self._scope = asyncio.timeout(None)
+        self._timer: Timer | None = None
+
+    async def __aenter__(self) -> asyncio.Timeout:
+        scope = await self._scope.__aenter__()
+        if self._seconds is not None:
+            # A time in the past makes asyncio's own scope expire now: its rules of cancellation are kept.
+            self._timer = self._clock.call_later(max(self._seconds, 0.0), partial(scope.reschedule, 0.0))
+        return scope
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._scope.__aexit__(kind, error, traceback)
+
+
+async def end_within(clock: Clock, seconds: float, work: Coroutine[Any, Any, object]) -> None:
+    """Await `work`, at most `seconds` by `clock`: where it never has to wait, that costs no timer.
+
+    Raises:
+        TimeoutError: it was cut off.
+    """
+    try:
+        awaited = work.send(None)
+    except StopIteration:
+        return
+    async with TimeLimit(clock, seconds):
+        await _rest(work, awaited)
+
+
+@coroutine
+def _rest(work: Coroutine[Any, Any, object], awaited: object) -> Generator[object, Any, None]:
+    """What is left to do of a coroutine that has begun, and waits for `awaited`."""
+    while True:
         try:
-            yield scope
-        finally:
-            timer.cancel()
+            answer = yield awaited
+        except BaseException as error:
+            step = partial(work.throw, error)
+        else:
+            step = partial(work.send, answer)
+        try:
+            awaited = step()
+        except StopIteration:
+            return
 
 
 async def sleep(clock: Clock, seconds: float) -> None:

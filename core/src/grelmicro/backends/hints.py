@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from secrets import token_hex
 
-from grelmicro.clock import Clock, Signal, expect, sleep, time_limit
+from grelmicro.clock import Clock, Signal, TimeLimit, expect, sleep
 from grelmicro.coordination.outage import Outage
 from grelmicro.errors import BackendUnavailableError
 from grelmicro.leases.lease import SignalWaiter, Waiter
@@ -170,7 +170,7 @@ class Hints:
         connected = asyncio.Event()
         connection.create_task(self._listen(connected.set))
         try:
-            async with time_limit(self._clock, ANSWER_LIMIT):
+            async with TimeLimit(self._clock, ANSWER_LIMIT):
                 await connected.wait()
                 await self._feed.follow(self._own)
             self._connection = connection
@@ -248,7 +248,7 @@ class Hints:
         if topic in self._ending:
             await asyncio.wait({self._ending[topic]})
         try:
-            async with time_limit(self._clock, ANSWER_LIMIT):
+            async with TimeLimit(self._clock, ANSWER_LIMIT):
                 await self._feed.follow(topic)
                 if self._topics.get(topic) is not known:  # nobody wants it any more
                     await self._feed.unfollow(topic)
@@ -269,7 +269,7 @@ class Hints:
                 self._ending[topic] = self._connection.create_task(self._unsubscribe(topic))
 
     async def _unsubscribe(self, topic: str) -> None:
-        async with time_limit(self._clock, ANSWER_LIMIT):
+        async with TimeLimit(self._clock, ANSWER_LIMIT):
             await self._feed.unfollow(topic)
         self._ending.pop(topic, None)
 

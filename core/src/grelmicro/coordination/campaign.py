@@ -7,13 +7,14 @@ from dataclasses import replace
 from random import random
 from typing import Protocol
 
-from grelmicro.clock import sleep, time_limit
+from grelmicro.clock import TimeLimit, sleep
 from grelmicro.coordination.identity import mint
 from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LEASE_DURATION, LeaderRecord
 from grelmicro.coordination.standing import Standing, Term, Timing
-from grelmicro.coordination.wait import SAFETY_POLL, hints
+from grelmicro.coordination.subscription import Subscription
+from grelmicro.coordination.wait import SAFETY_POLL
 from grelmicro.events import emit
 from grelmicro.leases import Lease, Waiter
 
@@ -74,7 +75,7 @@ class Campaign:
         timing = self._candidate.config
         try:
             watch = self._backend.watch(self._key)
-            async with hints(watch, self._clock, timing.backend_timeout, self._key) as waiter:
+            async with Subscription(watch, self._clock, timing.backend_timeout, self._key) as waiter:
                 while not (lease := await self._try()).granted_to(self._holder):
                     await self._wait(waiter, lease)
         except Exception as error:
@@ -88,7 +89,7 @@ class Campaign:
         timing = self._candidate.config
         self._holder = self._holder or f"{self._candidate.worker}:{mint()}"
         sent_at = self._clock.now()
-        async with time_limit(self._clock, timing.backend_timeout):
+        async with TimeLimit(self._clock, timing.backend_timeout):
             lease = await self._backend.acquire(
                 self._key, self._holder, timing.lease_duration, data=self._data(timing), waiting=True
             )
@@ -147,7 +148,7 @@ class Campaign:
         sent_at = self._clock.now()
         term.ask(sent_at, timing)
         try:
-            async with time_limit(self._clock, min(timing.backend_timeout, self._standing.leading_for(term))):
+            async with TimeLimit(self._clock, min(timing.backend_timeout, self._standing.leading_for(term))):
                 lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._data(timing))
         except Exception as error:
             self._outage.note(error, self._clock.now(), timing.error_interval)
@@ -175,7 +176,7 @@ class Campaign:
         if not idle:
             logger.error("work of %s, term %d, runs on although its lease has ended", self._key, term.lease.fence)
         try:
-            async with time_limit(self._clock, self._candidate.config.backend_timeout):
+            async with TimeLimit(self._clock, self._candidate.config.backend_timeout):
                 if await self._backend.release(term.lease):
                     self._standing.record = replace(LeaderRecord.of(term.lease), holder="")
                     emit("handed_over", self._key)

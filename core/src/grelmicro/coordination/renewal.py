@@ -8,7 +8,7 @@ from contextvars import Context
 from math import frexp
 from typing import Protocol
 
-from grelmicro.clock import DRIFT, Clock, Signal, time_limit
+from grelmicro.clock import DRIFT, Clock, Signal, TimeLimit
 from grelmicro.coordination.identity import Owner
 from grelmicro.coordination.outage import Outage
 from grelmicro.leases import Lease
@@ -180,7 +180,7 @@ class Renewer:
         for held, ttl in asked:
             held.ask(sent_at, ttl)
         try:
-            async with time_limit(self._clock, min(held.duration for held, _ in asked) / 3):
+            async with TimeLimit(self._clock, min(held.duration for held, _ in asked) / 3):
                 survivors = await self._renew_many([(held.lease, ttl) for held, ttl in asked])
         except Exception as error:
             self._outage.note(error, self._clock.now(), OUTAGE_INTERVAL)

@@ -1,19 +1,17 @@
 """Waiting for a lease: in order within a process, where only the first in line asks the store."""
 
 import asyncio
-import logging
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from random import random
 from typing import Generic, Protocol, TypeVar
 
-from grelmicro.clock import Clock, sleep, time_limit
+from grelmicro.clock import Clock, TimeLimit, sleep
+from grelmicro.coordination.subscription import Subscription
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, LockTimeoutError, OutcomeUnknownError
 from grelmicro.leases import Lease, Waiter
-
-logger = logging.getLogger("grelmicro.coordination")
 
 
 class Grant(Protocol):
@@ -44,40 +42,6 @@ MOST_RUNS = 1000
 
 PATIENCE = 0.5
 """Seconds for which a request in flight at the deadline counts as slow, if the store answered before."""
-
-
-@asynccontextmanager
-async def hints(
-    subscription: AbstractAsyncContextManager[Waiter], clock: Clock, limit: float, title: str
-) -> AsyncIterator[Waiter]:
-    """`subscription`, or a waiter that polls when the store does not begin it within `limit` seconds.
-
-    Its end never holds the caller up, and never fails: what was won meanwhile counts.
-
-    Args:
-        subscription: what `LeaseBackend.watch` returned.
-        clock: the time of the waiter.
-        limit: seconds for its beginning, and for its end.
-        title: what is waited for, for the log.
-    """
-    async with AsyncExitStack() as stack:
-        try:
-            async with time_limit(clock, limit) as scope:
-                waiter = await stack.enter_async_context(subscription)
-        except TimeoutError:
-            if not scope.expired():  # the store's own
-                raise
-            logger.warning("%s: the store gave no hints within %g s, so it is polled instead", title, limit)
-            waiter = Waiter(clock)
-        subscribed = stack.pop_all()
-    try:
-        yield waiter
-    finally:
-        try:
-            async with time_limit(clock, limit):
-                await subscribed.aclose()
-        except Exception as error:
-            logger.warning("%s: a subscription to hints did not end in order: %r", title, error)
 
 
 class Line:
@@ -180,7 +144,7 @@ class Wait(Generic[T]):
         try:
             if timeout is None:
                 return await self._in_line(queues, key, line, place)
-            async with time_limit(self.clock, timeout) as scope:
+            async with TimeLimit(self.clock, timeout) as scope:
                 return await self._in_line(queues, key, line, place)
         except TimeoutError:
             if timeout is None or not scope.expired():  # the store's own
@@ -207,7 +171,7 @@ class Wait(Generic[T]):
     async def _ask_until_granted(self, queues: Queues, key: str, line: Line) -> T:
         grant: T | None = None
         try:
-            async with hints(self.watch(), self.clock, SUBSCRIBING, self.title) as waiter:
+            async with Subscription(self.watch(), self.clock, SUBSCRIBING, self.title) as waiter:
                 if (held_for := line.held_for()) > 0:
                     # Whoever was before in this line has it, and its release is a hint: there is nothing to ask yet.
                     await waiter.wait(min(held_for, SAFETY_POLL if waiter.pushes else self._jittered()))
