@@ -1,6 +1,6 @@
 """`Lock`: one holder at a time over all workers."""
 
-from asyncio import Task, get_running_loop
+from asyncio import Task, current_task, get_running_loop
 from collections.abc import Coroutine
 from typing import Any, Self
 from uuid import UUID
@@ -138,8 +138,13 @@ class Lock(LeasePrimitive[LockConfig]):
     async def _take(self, caller: "Task[Any] | None", timeout: float | None) -> LockHandle:
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, zero=True)
-        loop = get_running_loop()
-        backend, owner = self._source.find(), this_task(loop)
+        # Asking a task for its event loop is cheaper than asking which one runs.
+        loop = get_running_loop() if caller is None else caller.get_loop()
+        backend = self._source.find()
+        owner: Owner | None = current_task(loop)
+        if owner is None or (caller is not None and owner is not caller):
+            loop = get_running_loop()
+            owner = this_task(loop)
         instant = backend.instant(loop)
         if instant is not None and self._key not in backend.queues.lines:
             # Such a store answers at once, so nobody can come in between: a line would be for nothing.
