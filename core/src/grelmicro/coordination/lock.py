@@ -2,6 +2,7 @@
 
 from asyncio import Task, current_task, get_running_loop
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
 from grelmicro.coordination.wait import Wait
 from grelmicro.errors import CoordinationError, LockTimeoutError
-from grelmicro.events import emit
+from grelmicro.events import emit, listeners
 
 
 class LockConfig(LeaseConfig):
@@ -176,26 +177,23 @@ class Lock(LeasePrimitive[LockConfig]):
         token = f"{self._worker}:{context}:{mint()}"
         if timeout == 0:
             return await self._ask_once(backend, owner, token, LockTimeoutError)
-        return await self._wait(backend, owner, token, timeout)
-
-    async def _wait(self, backend: LockBackend, owner: Owner, token: str, timeout: float | None) -> LockHandle:
         started_at = backend.clock.now()
-        wait: Wait[LockHandle] = Wait(
-            ask=lambda waiting: self._ask(backend, owner, token, waiting=waiting),
-            undo=LockHandle.give_back,
-            watch=lambda: backend.watch(self._key),
-            clock=backend.clock,
-            poll=self._config.retry_interval,
-            jitter=self._config.retry_jitter,
-            notice=backend.notice,
-            title=f"lock '{self._name}'",
+        wait = Wait(
+            partial(self._ask, backend, owner, token),
+            LockHandle.give_back,
+            partial(backend.watch, self._key),
+            backend.clock,
+            self._config,
+            backend.notice,
+            f"lock '{self._name}'",
         )
         try:
             handle = await wait.run(backend.queues, self._key, timeout)
         except CoordinationError as error:
             self._tell_refusal(error, backend.clock.now() - started_at)
             raise
-        emit("waited", self._key, backend.clock.now() - started_at)
+        if listeners:
+            emit("waited", self._key, backend.clock.now() - started_at)
         return handle
 
     async def _is_held_by(self, owner: Owner, backend: LockBackend) -> bool:

@@ -107,7 +107,7 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
             )
 
     async def _ask(
-        self, backend: LockBackend, owner: Owner, token: str, *, waiting: bool = False
+        self, backend: LockBackend, owner: Owner, token: str, waiting: bool = False
     ) -> tuple[Lease, LockHandle | None]:
         """Ask the store once; its answer, and a handle if it was a grant that is still good."""
         duration = self._duration()

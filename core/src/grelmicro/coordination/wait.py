@@ -4,7 +4,6 @@ import asyncio
 import weakref
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from random import random
 from typing import Generic, Protocol, TypeVar
 
@@ -24,6 +23,18 @@ class Grant(Protocol):
     @property
     def expires_in(self) -> float:
         """Seconds for which it is surely held."""
+
+
+class Polling(Protocol):
+    """How a waiter asks where the store gives no hints."""
+
+    @property
+    def retry_interval(self) -> float:
+        """Seconds between two tries."""
+
+    @property
+    def retry_jitter(self) -> float:
+        """The share by which that varies."""
 
 
 T = TypeVar("T", bound=Grant)
@@ -107,29 +118,39 @@ class Queues:
         self.runs.clear()
 
 
-@dataclass(slots=True)
 class Wait(Generic[T]):
-    """One caller's wait for one key."""
+    """One caller's wait for one key.
 
-    ask: Callable[[bool], Awaitable[tuple[Lease, T | None]]]
-    """Asks the store once; its argument marks that the caller waits. The answer, and the grant if it is one."""
-    undo: Callable[[T], object]
-    """Gives back a grant that can no longer be delivered."""
-    watch: Callable[[], AbstractAsyncContextManager[Waiter]]
-    """Subscribes to hints about the key."""
-    clock: Clock
-    poll: float
-    """Seconds between two tries where the store gives no hints."""
-    jitter: float
-    """The share by which `poll` varies."""
-    notice: float
-    """Seconds until another process learns of a release."""
-    title: str
-    """What is waited for, for error texts."""
-    answered: bool = False
-    """Whether the store ever answered this caller."""
-    cut_off: float | None = None
-    """For how long the request was under way that the deadline cut off."""
+    Args:
+        ask: asks the store once; its argument marks that the caller waits. The answer, and the grant if it is one.
+        undo: gives back a grant that can no longer be delivered.
+        watch: subscribes to hints about the key.
+        clock: the time of the caller.
+        polling: how to ask where the store gives no hints.
+        notice: seconds until another process learns of a release.
+        title: what is waited for, for error texts.
+    """
+
+    _answered = False  # whether the store ever answered this caller
+    _cut_off: float | None = None  # for how long the request was under way that the deadline cut off
+
+    def __init__(
+        self,
+        ask: Callable[[bool], Awaitable[tuple[Lease, T | None]]],
+        undo: Callable[[T], object],
+        watch: Callable[[], AbstractAsyncContextManager[Waiter]],
+        clock: Clock,
+        polling: Polling,
+        notice: float,
+        title: str,
+    ) -> None:
+        self._ask = ask
+        self._undo = undo
+        self._watch = watch
+        self._clock = clock
+        self._polling = polling
+        self._notice = notice
+        self._title = title
 
     async def run(self, queues: Queues, key: str, timeout: float | None) -> T:
         """Wait until the store grants it.
@@ -140,11 +161,11 @@ class Wait(Generic[T]):
             BackendUnavailableError: the deadline passed while the store answered nobody in this line.
         """
         line, place = queues.join(key)
-        joined_at = self.clock.now()
+        joined_at = self._clock.now()
         try:
             if timeout is None:
                 return await self._in_line(queues, key, line, place)
-            async with TimeLimit(self.clock, timeout) as scope:
+            async with TimeLimit(self._clock, timeout) as scope:
                 return await self._in_line(queues, key, line, place)
         except TimeoutError:
             if timeout is None or not scope.expired():  # the store's own
@@ -157,8 +178,9 @@ class Wait(Generic[T]):
     async def _in_line(self, queues: Queues, key: str, line: Line, place: asyncio.Future[None]) -> T:
         if place.done():
             # Nobody waits in this process: it may well be free, and then a subscription would be for nothing.
-            await self._let_others_go_first(queues, key)
-            lease, at_once = await self._ask(line, False)
+            if queues.runs:
+                await self._let_others_go_first(queues, key)
+            lease, at_once = await self._ask_store(line, False)
             if at_once is not None:
                 queues.granted(key, lease.waited)
                 line.was_granted(at_once)
@@ -171,12 +193,12 @@ class Wait(Generic[T]):
     async def _ask_until_granted(self, queues: Queues, key: str, line: Line) -> T:
         grant: T | None = None
         try:
-            async with Subscription(self.watch(), self.clock, SUBSCRIBING, self.title) as waiter:
+            async with Subscription(self._watch(), self._clock, SUBSCRIBING, self._title) as waiter:
                 if (held_for := line.held_for()) > 0:
                     # Whoever was before in this line has it, and its release is a hint: there is nothing to ask yet.
                     await waiter.wait(min(held_for, SAFETY_POLL if waiter.pushes else self._jittered()))
                 while True:
-                    lease, grant = await self._ask(line, True)
+                    lease, grant = await self._ask_store(line, True)
                     if grant is not None:
                         queues.granted(key, lease.waited)
                         line.was_granted(grant)
@@ -186,45 +208,45 @@ class Wait(Generic[T]):
                     await waiter.wait(min(lease.remaining + 0.001, poll))
         except BaseException:
             if grant is not None:  # cut off while the subscription ended
-                self.undo(grant)
+                self._undo(grant)
             raise
 
     async def _let_others_go_first(self, queues: Queues, key: str) -> None:
         if queues.runs.get(key, 0) >= LOCAL_RUN:
             del queues.runs[key]
-            await sleep(self.clock, self.notice)
+            await sleep(self._clock, self._notice)
 
-    async def _ask(self, line: Line, waiting: bool) -> tuple[Lease, T | None]:
-        asked_at = line.asked_at = self.clock.now()
+    async def _ask_store(self, line: Line, waiting: bool) -> tuple[Lease, T | None]:
+        asked_at = line.asked_at = self._clock.now()
         try:
-            answer = await self.ask(waiting)
+            answer = await self._ask(waiting)
         except CoordinationBackendError as error:
             line.failure = error
             raise
         except BaseException:
-            self.cut_off = self.clock.now() - asked_at
+            self._cut_off = self._clock.now() - asked_at
             raise
         finally:
             line.asked_at = None
         line.failure = None
-        self.answered = True
+        self._answered = True
         return answer
 
     def _jittered(self) -> float:
-        return self.poll * (1 + self.jitter * (2 * random() - 1))
+        return self._polling.retry_interval * (1 + self._polling.retry_jitter * (2 * random() - 1))
 
     def _at_the_deadline(self, line: Line, first: bool, joined_at: float, timeout: float) -> Exception:
-        if first and self.cut_off is not None and (not self.answered or self.cut_off > PATIENCE):
+        if first and self._cut_off is not None and (not self._answered or self._cut_off > PATIENCE):
             return OutcomeUnknownError(
-                f"{self.title}: the store did not answer within {timeout:g} s; if it granted the lease after all, "
+                f"{self._title}: the store did not answer within {timeout:g} s; if it granted the lease after all, "
                 "that is undone in the background: check the store, or give a longer timeout"
             )
         if not first and self._is_silent(line, joined_at):
             return BackendUnavailableError(
-                f"{self.title}: the store answered nobody who waits for it within {timeout:g} s: check the store"
+                f"{self._title}: the store answered nobody who waits for it within {timeout:g} s: check the store"
             )
         return LockTimeoutError(
-            f"{self.title} is held by another holder and was not released within {timeout:g} s: "
+            f"{self._title} is held by another holder and was not released within {timeout:g} s: "
             "try again later, or give a longer timeout"
         )
 
@@ -232,4 +254,4 @@ class Wait(Generic[T]):
         """Whether the first in line gets no answers, as far as one can tell who joined the line at `joined_at`."""
         if line.asked_at is None:
             return line.failure is not None
-        return line.asked_at <= joined_at or self.clock.now() - line.asked_at > PATIENCE
+        return line.asked_at <= joined_at or self._clock.now() - line.asked_at > PATIENCE

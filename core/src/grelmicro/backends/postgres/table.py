@@ -2,8 +2,8 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import lru_cache, partial
 from hashlib import blake2b
 from secrets import token_hex
 from time import monotonic
@@ -168,14 +168,14 @@ class Table:
         """Set free what expired."""
         await self._requests.fetch(self._statements.vacate, (self._namespace,), limit, once=True)
 
-    async def _try(
+    def _try(
         self, sql: str, name: str, holder: str, ttl: float, data: str | None, until: float, *more: object
-    ) -> Rows:
+    ) -> Awaitable[Rows]:
         """Ask for a lease; should the request be late, it is not granted."""
         limit = max(until - monotonic(), 0.001)
         not_after = self._late.server_time() + limit
         args = (self._namespace, name, holder, ttl, data, self.me, not_after, *more)
-        return await self._requests.fetch(sql, args, limit, over=partial(self._late.add, holder, not_after))
+        return self._requests.fetch(sql, args, limit, over=partial(self._late.add, holder, not_after))
 
     async def _surely(self, requests: Requests, sql: str, quietly: str | None, args: Args) -> tuple[Rows, bool]:
         """The rows of a statement that may be carried out twice; whether it may have been.
@@ -234,6 +234,7 @@ def dumps(data: Mapping[str, str]) -> str:
     return json.dumps(dict(data)) if data else ""
 
 
+@lru_cache(maxsize=1024)
 def topic_of(name: str) -> str:
     """What is said on the channel when `name` is released."""
     return blake2b(name.encode(errors="surrogatepass"), digest_size=12).hexdigest()
