@@ -35,10 +35,14 @@ class LeaseAdapter(Resource):
     """
 
     def __init__(self, store: LeaseStore) -> None:
-        self.store = store
-        self.clock: Clock = store.clock
+        self.move_to(store)
         self._void: dict[str, None] = {}  # holders of acquires that ended unknown, until their undo is done
         self._background: set[asyncio.Task[None]] = set()
+
+    def move_to(self, store: LeaseStore) -> None:
+        """Have the leases in `store` from now on, for all who use this adapter. It must not be open."""
+        self.store = store
+        self.clock: Clock = store.clock
 
     @property
     def scope(self) -> Scope:
@@ -210,8 +214,12 @@ class LockAdapter(LeaseAdapter):
 
     def __init__(self, store: LeaseStore) -> None:
         super().__init__(store)
-        self._instant = store if isinstance(store, InstantLeases) else None
         self.queues = Queues()
+
+    def move_to(self, store: LeaseStore) -> None:
+        """See `LeaseAdapter.move_to`."""
+        super().move_to(store)
+        self._instant = store if isinstance(store, InstantLeases) else None
         self.renewer = Renewer(self.clock, self.renew_many)
 
     def instant(self, running: asyncio.AbstractEventLoop) -> InstantLeases | None:
@@ -285,6 +293,13 @@ class Provider(Resource):
         """The backend of schedules."""
         self._schedule = self._schedule or ScheduleAdapter(self.store)
         return self._schedule
+
+    def move_to(self, store: LeaseStore) -> None:
+        """Have the leases in `store` from now on, with the backends that were given. None of them may be open."""
+        self.store = store
+        for backend in (self._lock, self._election, self._schedule):
+            if backend is not None:
+                backend.move_to(store)
 
     async def check(self) -> None:
         """Take a lease and give it back; for health probes. That another probe has it at that moment is well, too.

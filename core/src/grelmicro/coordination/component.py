@@ -134,7 +134,7 @@ class Coordination(Resource):
         """Open every backend; when one fails, those opened before are closed again."""
         self._warn_if_alone()
         async with AsyncExitStack() as stack:
-            for backend in self._backends():
+            for backend in self.backends:
                 await stack.enter_async_context(backend)
             self._opened = stack.pop_all()
 
@@ -142,7 +142,9 @@ class Coordination(Resource):
         """Close them in reverse order."""
         await self._opened.aclose()
 
-    def _backends(self) -> list[Backend]:
+    @property
+    def backends(self) -> list[Backend]:
+        """What serves its slots; one may serve several."""
         slots: list[Backend | None] = [self._lock, self._election, self._schedule]
         return [backend for backend in slots if backend is not None]
 
@@ -151,7 +153,7 @@ class Coordination(Resource):
             return
         if requires not in SCOPES:
             raise SettingsValidationError(f"Coordination requires should be one of {', '.join(SCOPES)}")
-        for backend in self._backends():
+        for backend in self.backends:
             if SCOPES.index(backend.scope) < SCOPES.index(requires):
                 raise SettingsValidationError(
                     f"Coordination requires={requires!r}, but {_title(backend)} coordinates within one "
@@ -163,7 +165,7 @@ class Coordination(Resource):
         app = bound.get()
         several = _several_workers()
         if (app is not None and app.environment == "production") or several:
-            alone = {_title(backend) for backend in self._backends() if backend.scope == "process"}
+            alone = {_title(backend) for backend in self.backends if backend.scope == "process"}
             for title in sorted(alone):
                 logger.warning(
                     "%s coordinates within this process only, but %s: workers will not exclude each other; "

@@ -87,9 +87,15 @@ def reason(error: BaseException) -> str:
     return f"it cannot be reached ({type(error).__name__}): check host and port, and whether it runs"
 
 
-def refusal(error: BaseException, doing: str = "") -> BackendUnavailableError:
-    """What tells a caller that `error` is why nothing was changed; `doing` is a verb, such as `connecting to `."""
-    return BackendUnavailableError(f"{doing}PostgreSQL: {reason(error)}")
+def refusal(error: BaseException, doing: str = "", server: str = "PostgreSQL") -> BackendUnavailableError:
+    """What tells a caller that `error` is why nothing was changed.
+
+    Args:
+        error: what happened.
+        doing: a verb, such as `connecting to `.
+        server: whose answer it is, or would be.
+    """
+    return BackendUnavailableError(f"{doing}{server}: {reason(error)}")
 
 
 def unsendable() -> BackendUnavailableError:

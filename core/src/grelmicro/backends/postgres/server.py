@@ -70,7 +70,7 @@ class Server:
                 connection_class=Session,
             )
         except Exception as error:
-            raise refusal(error, "connecting to ") from error
+            raise refusal(error, "connecting to ", self._address.safe_url) from error
 
     def does_not_prepare(self) -> None:
         """Behind this connection it is not always the same server session."""
