@@ -3,12 +3,14 @@
 #   PYTHON   the interpreter that .venv is made with    make test PYTHON=python3.12
 #   ARGS     passed to what is run                      make test ARGS="-k lock"
 #   JOBS     how many tests run at once                 make test JOBS=0   (one after the other, in one process)
-#   STORE    where the demo keeps its leases            make demo STORE=redis   (postgres, or the URL of any store)
+#   STORE    where a sample keeps its leases            make demo STORE=redis   (postgres, or the URL of any store)
+#   APP      which sample is left running               make serve APP=starlette_leader
 
 PYTHON  ?= python3
 VENV    ?= .venv
 ARGS    ?=
 STORE   ?=
+APP     := fastapi_orders
 JOBS    ?= 4
 PYTHONS := 3.11 3.12 3.13
 
@@ -17,13 +19,15 @@ PIP     := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.
 MADE    := $(VENV)/.made
 DEMO    := $(VENV)/.demo
 DEV     := $(VENV)/.dev
+OLDEST  := $(VENV)/.oldest
+SAMPLES := _demo _page _sample
 LISTS   := $(wildcard core/pyproject.toml integrations/*/pyproject.toml) constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all check docs bench torture clean
+.PHONY: help demo serve test test-all test-oldest on-oldest check docs bench torture clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What starts a server for the demo is part of the development environment.
 demo serve: $(if $(filter redis% unix% postgres%,$(STORE)),$(DEV),$(DEMO))
@@ -31,14 +35,21 @@ demo serve: $(if $(filter redis% unix% postgres%,$(STORE)),$(DEV),$(DEMO))
 demo: ## run the sample shop on several workers and show what its locks prevent
 	@$(RUN) -m sample_apps.fastapi_orders.demo $(if $(STORE),--store $(STORE)) $(ARGS)
 
-serve: ## leave the sample shop running
-	@$(RUN) -m sample_apps.fastapi_orders.demo serve $(if $(STORE),--store $(STORE)) $(ARGS)
+serve: ## leave the sample shop running, or APP=starlette_leader
+	@$(RUN) -m sample_apps.serve $(APP) $(if $(STORE),--store $(STORE)) $(ARGS)
 
 test: $(DEV) ## run the tests
 	$(RUN) -m pytest -n $(JOBS) $(ARGS)
 
 test-all: ## run the tests on every supported Python that is installed
 	@$(MAKE) --no-print-directory -k $(PYTHONS:%=test-%)
+
+test-oldest: ## run the tests of the web frameworks' packages with the oldest frameworks that these declare
+	@$(MAKE) --no-print-directory on-oldest VENV=.venv-oldest
+
+# What old packages warn about is no news. Left out are the samples, which run with the packages of requirements-demo.txt.
+on-oldest: $(OLDEST)
+	$(RUN) -m pytest -n $(JOBS) -W ignore tests/integrations $(SAMPLES:%=--ignore-glob '*%.py') $(ARGS)
 
 check: $(DEV) ## lint, formatting and types
 	$(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m mypy
@@ -79,3 +90,10 @@ $(DEV): $(LISTS) requirements-demo.txt requirements-dev.txt | $(MADE)
 	@echo "Installing the development environment into $(VENV), a minute the first time ..."
 	@$(PIP) -e core -e integrations/starlette -e integrations/fastapi -e integrations/django -r requirements-dev.txt
 	@touch $(DEMO) $@
+
+$(OLDEST): $(LISTS) constraints-oldest.txt | $(MADE)
+	@echo "Installing the oldest frameworks into $(VENV), half a minute the first time ..."
+	@$(PIP:constraints.txt=constraints-oldest.txt) -e 'core[redis,postgres]' -e integrations/starlette -e integrations/fastapi \
+	  gunicorn httpx httpx2 hypothesis psutil pytest pytest-asyncio pytest-timeout pytest-xdist python-multipart \
+	  uvicorn uvicorn-worker websockets
+	@touch $@

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from benchmarks import locking, startup, waiting
+from benchmarks import locking, requesting, startup, waiting
 from benchmarks.crew import Peer
 from benchmarks.places import Places, places
 from benchmarks.plan import FULL, QUICK, STORES, Scale
@@ -35,6 +35,9 @@ def measure(stores: list[str], scale: Scale, peer: Peer | None, found: Places) -
     yield from startup.rows(scale, peer, found)
     say(f"waiters that have nothing to do, all stores together, {scale.idle_seconds:g} s")
     yield from waiting.idle_rows(stores, scale, peer, found)
+    if "memory" in stores:
+        say("requests to routes")
+        yield from requesting.rows(scale)
     for store in stores:
         say(f"{store}: a crowd of waiters")
         yield from waiting.crowd_rows(store, scale, peer, found)

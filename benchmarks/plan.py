@@ -18,6 +18,8 @@ class Scale:
     """How often each of the tasks that compete gets the lock in a round."""
     constructions: int
     """Locks built in a round."""
+    requests: int
+    """Requests to each web application in a round; a tenth of them to handlers that work."""
     idle_seconds: float
     crowd_seconds: float
 
@@ -28,6 +30,7 @@ FULL = Scale(
     handovers=20,
     grants=15,
     constructions=2000,
+    requests=400,
     # Two of the polls by which a waiter guards against a lost hint fall into it.
     idle_seconds=25.0,
     crowd_seconds=2.0,
@@ -39,6 +42,7 @@ QUICK = Scale(
     handovers=3,
     grants=2,
     constructions=200,
+    requests=20,
     idle_seconds=1.0,
     crowd_seconds=0.3,
 )

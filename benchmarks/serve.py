@@ -6,8 +6,6 @@ import json
 import sys
 import traceback
 
-from benchmarks.measure import Measurements
-
 LIMIT = 120.0
 """Seconds after which a command has failed."""
 
@@ -21,13 +19,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def serve(measurements: Measurements) -> None:
-    """Read a JSON line, do what it says, print a JSON line, until the input ends."""
+async def serve(measurements: object) -> None:
+    """Read a JSON line, call the method that it names, print a JSON line, until the input ends."""
     while line := await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps(await _answer(measurements, json.loads(line))), flush=True)
 
 
-async def _answer(measurements: Measurements, command: dict[str, object]) -> dict[str, object]:
+async def _answer(measurements: object, command: dict[str, object]) -> dict[str, object]:
     do = str(command.pop("do"))
     try:
         async with asyncio.timeout(LIMIT):

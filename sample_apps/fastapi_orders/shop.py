@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS items (
@@ -39,6 +39,21 @@ class Receipt(BaseModel):
     worker: int
     began: float
     ended: float
+
+
+class Move(BaseModel):
+    """Pieces of one item that become pieces of another."""
+
+    source: int
+    target: int
+    pieces: int = Field(gt=0)
+
+
+class Report(BaseModel):
+    """What was sold so far, and how much of that was settled."""
+
+    sold: int
+    settled: int
 
 
 class Status(BaseModel):
@@ -72,6 +87,25 @@ class Shop:
                 return False
             database.execute("INSERT INTO sales (item_id) VALUES (?)", (item_id,))
             return True
+
+    def move(self, move: Move, source_fence: int, target_fence: int) -> bool:
+        """Move stock, unless there is too little or somebody wrote under a newer lock: whether it was moved."""
+        with self._transaction() as database:
+            stock = dict(database.execute("SELECT id, stock FROM items WHERE id IN (?, ?)", (move.source, move.target)))
+            if len(stock) < 2 or stock[move.source] < move.pieces:
+                return False
+            left, more = stock[move.source] - move.pieces, stock[move.target] + move.pieces
+            if self._write(database, move.source, left, source_fence) and self._write(
+                database, move.target, more, target_fence
+            ):
+                return True
+            database.rollback()  # of one item it may have been written
+            return False
+
+    def report(self) -> Report:
+        """What was sold and settled so far."""
+        sold, settled = self.row("SELECT count(*), count(settlement) FROM sales") or (0, 0)
+        return Report(sold=sold, settled=settled)
 
     def begin_count(self, item_id: int, fence: int) -> int:
         """Note who counts, and what there is to count."""

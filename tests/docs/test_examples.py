@@ -23,7 +23,11 @@ EXAMPLES = [example for page, text in PAGES.items() for example in examples(page
 MAKE = re.compile(r"make ([a-z-]+)(?: [A-Z]+=\S.*)?")
 INSTALL = re.compile(r'pip install(?: (?:-e )?"?\./[\w/]+(?:\[[a-z,]+\])?"?)+')
 PUBLISHED = re.compile(r'pip install "?(grelmicro-suite[a-z-]*)(?:\[([a-z,]+)\])?"?')
-OTHERS = re.compile(r"python -m pytest(?: [\w/.-]+)?|uvicorn [\w.:-]+(?: --workers \d+)?")
+OTHERS = re.compile(
+    r"python -m pytest(?: [\w/.-]+)?"
+    r"|uvicorn [\w.:-]+(?: --workers \d+| --reload| --timeout-graceful-shutdown \d+)*"
+    r"|gunicorn [\w.:-]+(?: -k [\w.]+| -w \d+| --preload)*"
+)
 
 
 def unknown(command: str) -> str:

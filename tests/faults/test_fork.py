@@ -36,7 +36,7 @@ async def in_child(handle):
     try:
         await lock.acquire()
     except OutOfContextError as refusal:
-        assert "is closed" in str(refusal) or "opened before a fork" in str(refusal), refusal
+        assert "is not open" in str(refusal) or "opened before a fork" in str(refusal), refusal
     else:
         raise AssertionError("an inherited app serves")
     async with micro:

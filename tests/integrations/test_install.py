@@ -1,16 +1,18 @@
 """`install`: one line, on Starlette and on FastAPI."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination, Lock, LockTimeoutError, WouldBlockError
@@ -88,12 +90,122 @@ def test_lifespan_of_an_included_router_runs_inside() -> None:
 
 
 @both
+@pytest.mark.parametrize("when", ["start", "stop"])
+def test_a_lifespan_of_the_app_that_fails_leaves_nothing_open(kind: App, when: str) -> None:
+    micro = new()
+
+    @asynccontextmanager
+    async def mine(app: Any) -> AsyncIterator[None]:
+        if when == "start":
+            raise ValueError("cannot start")
+        yield
+        raise ValueError("cannot stop")
+
+    app = kind(lifespan=mine)
+    install(app, micro)
+    with pytest.raises(ValueError, match=f"cannot {when}"), TestClient(app):
+        assert micro.is_open
+    assert not micro.is_open
+
+
+@both
+def test_a_lifespan_that_is_wrapped_afterwards_still_runs(kind: App) -> None:
+    """As libraries do that have a lifespan of their own to add."""
+    micro, seen = new(), []
+    app = kind(routes=[Route("/lock", lock_by_name)])
+    install(app, micro)
+    inner = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def wrapped(started: Any) -> AsyncIterator[Any]:
+        seen.append(micro.is_open)
+        async with inner(started) as state:
+            yield {**(state or {}), "theirs": True}
+        seen.append(micro.is_open)
+
+    app.router.lifespan_context = wrapped
+    with TestClient(app) as client:
+        assert client.get("/lock").text == "True"
+        assert client.app_state["theirs"]
+        assert client.app_state["grelmicro"] is micro
+    assert seen == [False, False]
+
+
+@both
+def test_a_lifespan_that_was_replaced_afterwards_is_told(kind: App) -> None:
+    @asynccontextmanager
+    async def theirs(app: Any) -> AsyncIterator[None]:
+        yield
+
+    app = kind(routes=[Route("/lock", lock_by_name)])
+    install(app, new())
+    app.router.lifespan_context = theirs
+    with TestClient(app) as client, pytest.raises(OutOfContextError, match="lifespan"):
+        client.get("/lock")
+
+
+def test_start_handlers_of_fastapi_run_inside() -> None:
+    micro, seen = new(), []
+
+    def see() -> None:
+        seen.append(micro.is_open)
+
+    app = FastAPI(on_startup=[see], on_shutdown=[see])
+    app.router.on_startup.append(see)
+    install(app, micro)
+    app.router.on_startup.append(see)
+    app.router.on_shutdown.append(see)
+    with TestClient(app):
+        assert seen == [True] * 3
+    assert seen == [True] * 5
+
+
+@both
+def test_state_of_the_app_is_its_own(kind: App) -> None:
+    app, micro = kind(), new()
+    app.state.database = "db"
+    install(app, micro)
+    assert app.state.database == "db"
+    assert app.state.grelmicro is micro
+
+
+@both
+def test_middleware_of_the_app_stays_whenever_it_was_added(kind: App) -> None:
+    """What is added after `install` is outside of it."""
+    micro, other = new(), new()
+    seen: list[Any] = []
+
+    class Around:
+        def __init__(self, app: ASGIApp, name: str) -> None:
+            self._app, self._name = app, name
+
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                seen.append(self._name)
+                with suppress(OutOfContextError):
+                    seen.append(Lock("cart").backend is micro.coordination.lock_backend)
+            await self._app(scope, receive, send)
+
+    app = kind(routes=[Route("/lock", lock_by_name)], middleware=[Middleware(Around, name="constructor")])
+    app.add_middleware(Around, name="before")
+    install(app, micro)
+    app.add_middleware(Around, name="after")
+    second = kind()
+    install(second, other)
+    with TestClient(app) as client, TestClient(second):
+        assert client.get("/lock").text == "True"
+    assert [each for each in seen if isinstance(each, str)] == ["after", "before", "constructor"]
+    assert seen[-4:] == ["before", True, "constructor", True]
+
+
+@both
 def test_again_is_harmless(kind: App) -> None:
     app, micro = kind(routes=[Route("/busy", busy)]), new()
     install(app, micro)
-    context = app.router.lifespan_context
+    context, middleware = app.router.lifespan_context, list(app.user_middleware)
     install(app, micro)
     assert app.router.lifespan_context is context
+    assert app.user_middleware == middleware
     with TestClient(app) as client:
         assert client.get("/busy").status_code == 409
 

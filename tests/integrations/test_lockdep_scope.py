@@ -1,16 +1,13 @@
 """`LockDep`: from when to when a request holds its lock, whatever becomes of the request."""
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
-import httpx2
 import pytest
-from fastapi import BackgroundTasks, Depends, FastAPI, HTTPException
-from fastapi.requests import HTTPConnection
+from fastapi import BackgroundTasks, FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
 from starlette.middleware.base import BaseHTTPMiddleware
 
@@ -105,30 +102,6 @@ async def test_lock_is_free_however_it_ends(scope: Scope, url: str, status: int)
 
 
 @scopes
-async def test_lock_outlives_the_transaction_that_it_guards(scope: Scope) -> None:
-    app, _ = new_app()
-    committed: list[bool] = []
-    held_now: list[LockHandle] = []
-
-    async def session() -> AsyncIterator[str]:
-        yield "session"
-        committed.append(held_now[0].valid)
-
-    @app.get("/{cart_id}")
-    async def buy(
-        cart_id: int,
-        held: Annotated[LockHandle, held_for(scope)],
-        database: Annotated[str, Depends(session, scope=scope)],
-    ) -> None:
-        held_now.append(held)
-
-    async with client_of(app) as client:
-        assert (await client.get("/1")).status_code == 200
-    assert committed == [True]
-    assert not held_now[0].valid
-
-
-@scopes
 async def test_lost_lease_ends_the_handler(scope: Scope) -> None:
     app, micro = new_app()
     seen: list[str] = []
@@ -151,24 +124,6 @@ async def test_lost_lease_ends_the_handler(scope: Scope) -> None:
         assert seen == ["cancelled, lost: True"]
         # The connection and the task are as good as before.
         assert (await client.get("/2/none")).status_code == 404
-
-
-async def test_lost_lease_of_a_plain_handler_shows_at_its_end() -> None:
-    app, micro = new_app()
-    ended = threading.Event()
-
-    @app.get("/{cart_id}")
-    def buy(cart_id: int, held: Annotated[LockHandle, LockDep("cart:{cart_id}", lease_duration=0.3)]) -> None:
-        asyncio.run_coroutine_threadsafe(take_away(micro, held), micro.get_loop()).result()
-        until = time.monotonic() + 10
-        while not held.lost and time.monotonic() < until:
-            time.sleep(0.01)
-        ended.set()
-
-    async with client_of(app) as client:
-        answer = await client.get("/1")
-        assert answer.status_code == 503
-        assert ended.is_set()
 
 
 async def test_own_error_of_the_handler_stays_when_the_lease_is_lost_too() -> None:
@@ -230,29 +185,6 @@ async def test_store_that_fails_refuses_before_the_handler_runs(fault: Fault, ki
         assert answer.status_code == 503
         assert answer.json()["type"] == f"urn:grelmicro:{kind}"
         assert await is_free(micro, "cart:1")
-
-
-async def test_sixty_plain_handlers_take_turns() -> None:
-    """More than there are threads: a release never needs one."""
-    app, micro = new_app()
-    running, most = 0, 0
-
-    @app.get("/{cart_id}")
-    def buy(cart_id: int, held: Annotated[LockHandle, LockDep("cart:{cart_id}", timeout=50)]) -> int:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        time.sleep(0.02)
-        running -= 1
-        return held.fencing_token
-
-    async with client_of(app) as client:
-        began = time.monotonic()
-        answers = await asyncio.gather(*(client.get("/1", timeout=60) for _ in range(60)))
-        took = time.monotonic() - began
-    assert [answer.status_code for answer in answers] == [200] * 60
-    assert most == 1
-    assert took < 20
 
 
 def middleware(kind: str, app: FastAPI) -> Any:
@@ -319,71 +251,3 @@ async def test_cancelled_holder_releases_at_once(scope: Scope, kind: str, native
         began = time.monotonic()
         assert await is_free(micro, "cart:1")
         assert time.monotonic() - began < 1  # 100 ms, were the machine quiet
-
-
-async def test_cancelled_plain_handler_keeps_the_lease_while_its_thread_may_run() -> None:
-    app, micro = new_app()
-    reached, go_on = threading.Event(), threading.Event()
-
-    @app.get("/{cart_id}")
-    def buy(cart_id: int, held: Annotated[LockHandle, LockDep("cart:{cart_id}", lease_duration=1.5)]) -> None:
-        reached.set()
-        go_on.wait(20)
-
-    async with client_of(app):
-        request = Visitor(app, "/1").start()
-        await eventually(reached.is_set, "the thread runs")
-        request.cancel()
-        await asyncio.wait({request}, timeout=5)
-        assert not await is_free(micro, "cart:1", within=0)
-        assert await is_free(micro, "cart:1", within=5)
-        go_on.set()
-
-
-def wrappings(dependency: Callable[..., AsyncIterator[LockHandle]]) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The ways in which users wrap a dependency that yields; the first is not a good one."""
-
-    async def bare(connection: HTTPConnection) -> AsyncIterator[LockHandle]:
-        async for held in dependency(connection):
-            yield held
-
-    async def closing(connection: HTTPConnection) -> AsyncIterator[LockHandle]:
-        async with aclosing(dependency(connection)) as holding:  # type: ignore[type-var]
-            async for held in holding:
-                yield held
-
-    async def managed(connection: HTTPConnection) -> AsyncIterator[LockHandle]:
-        async with asynccontextmanager(dependency)(connection) as held:
-            yield held
-
-    yield from (("bare", bare), ("closing", closing), ("managed", managed))
-
-
-@pytest.mark.parametrize("kind", ["bare", "closing", "managed"])
-@pytest.mark.parametrize("ends", ["well", "error", "cancelled"])
-@scopes
-async def test_wrapped_dependency_frees_the_lock(kind: str, ends: str, scope: Scope) -> None:
-    app, micro = new_app()
-    wrapped = dict(wrappings(LockDep("cart:{cart_id}").dependency))[kind]
-    reached = asyncio.Event()
-
-    @app.get("/{cart_id}")
-    async def buy(cart_id: int, held: Annotated[LockHandle, Depends(wrapped, scope=scope)]) -> bool:
-        reached.set()
-        if ends == "error":
-            raise HTTPException(418)
-        if ends == "cancelled":
-            await asyncio.sleep(60)
-        return held.valid
-
-    async with client_of(app) as client:
-        if ends == "cancelled":
-            request = Visitor(app, "/1").start()
-            await asyncio.wait_for(reached.wait(), 10)
-            request.cancel()
-            await asyncio.wait({request}, timeout=5)
-        else:
-            answer: httpx2.Response = await client.get("/1")
-            assert answer.status_code == (418 if ends == "error" else 200)
-        del wrapped
-        assert await is_free(micro, "cart:1", within=5)

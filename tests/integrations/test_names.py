@@ -6,6 +6,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from grelmicro.errors import SettingsValidationError
 from grelmicro_starlette.names import LONGEST, NameTemplate
@@ -46,6 +47,57 @@ def test_name(text: str, values: dict[str, object], name: str) -> None:
 
 def test_fields_are_told_once() -> None:
     assert NameTemplate("{b}:{a}:{b}").fields == ("b", "a")
+
+
+class Place(BaseModel):
+    zip_code: str = "10 1"
+    streets: tuple[str, ...] = ()
+
+
+class Order(BaseModel):
+    item_id: int
+    place: Place | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "name"),
+    [
+        ("order:{order.item_id}", {"order": Order(item_id=7)}, "order:7"),
+        ("order:{order.item_id}", {"order": {"item_id": 7}}, "order:7"),
+        ("order:{order.item_id}", {"order": None}, "order:=none"),
+        ("order:{order.place.zip_code}", {"order": Order(item_id=7)}, "order:=none"),
+        ("order:{order.place.zip_code}", {"order": Order(item_id=7, place=Place())}, "order:10 1"),
+        ("{order.item_id}:{order.place.zip_code}", {"order": Order(item_id=7, place=Place())}, "7:10%201"),
+        ("{order.item_id}:{shop}", {"order": {"item_id": "a:b"}, "shop": "c"}, "a%3Ab:c"),
+    ],
+)
+def test_field_of_a_value(text: str, values: dict[str, object], name: str) -> None:
+    assert NameTemplate(text).name(values) == name
+
+
+def test_values_that_it_needs_are_told_without_their_fields() -> None:
+    assert NameTemplate("{order.item_id}:{shop}:{order.sku}").fields == ("order", "shop")
+
+
+@pytest.mark.parametrize("values", [{}, {"order": {}}, {"order": {"place": {}}}])
+def test_missing_key_is_told_with_its_field(values: dict[str, object]) -> None:
+    with pytest.raises(KeyError) as missing:
+        NameTemplate("order:{order.place.zip_code}").name(values)
+    assert missing.value.args == ("order.place.zip_code",)
+
+
+def test_missing_attribute_is_told() -> None:
+    with pytest.raises(SettingsValidationError, match=r"has the field \{order\.sku\}, but Order has no 'sku'"):
+        NameTemplate("order:{order.sku}").name({"order": Order(item_id=7)})
+
+
+@pytest.mark.parametrize(
+    "value", [Order(item_id=7), {"a": 1}, {1, 2}, frozenset(), object(), str, Order(item_id=7).model_dump]
+)
+def test_value_whose_text_says_nothing_sure_is_no_name(value: object) -> None:
+    """Equal ones would not always have one name: they would not exclude each other."""
+    with pytest.raises(SettingsValidationError, match=r"no text or number: name a field of it, like \{order\.id\}"):
+        NameTemplate("order:{order}").name({"order": value})
 
 
 texts = st.text(max_size=300) | st.none()
@@ -96,7 +148,11 @@ def test_long_values_are_told_by_a_digest() -> None:
         (None, "each { has its }"),
         ("cart:{}", "no plain name"),
         ("cart:{0}", "no plain name"),
-        ("cart:{a.b}", "no plain name"),
+        ("cart:{a._b}", "no plain name"),
+        ("cart:{a.__class__}", "no plain name"),
+        ("cart:{a.}", "no plain name"),
+        ("cart:{a.b()}", "no plain name"),
+        ("cart:{a[b]}", "no plain name"),
         ("cart:{a!r}", "no plain name"),
         ("cart:{a:>3}", "no plain name"),
         ("cart:{a}{b}", "needs a separator"),

@@ -1,18 +1,22 @@
 """Refusals: the documents are part of the interface, and tell nothing about who holds what."""
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from grelmicro import Grelmicro
 from grelmicro.coordination import (
     BackendUnavailableError,
+    Coordination,
     CoordinationBackendError,
     LeadershipLostError,
     LockLostError,
@@ -21,9 +25,13 @@ from grelmicro.coordination import (
     LockTimeoutError,
     NotLeaderError,
     OutcomeUnknownError,
+    TaskLock,
     WouldBlockError,
 )
-from grelmicro_starlette import exception_handlers
+from grelmicro.testing import held_elsewhere
+from grelmicro_starlette import Problem, exception_handlers, install, locked
+from grelmicro_starlette.presence import ClientLeftError
+from tests.integrations.asgi import client_of as running
 
 SECRET = "lock 'cart' is held by web-1:task:0123"
 
@@ -77,7 +85,7 @@ DOCUMENTS: list[tuple[type[Exception], dict[str, Any]]] = [
 ]
 
 
-def client_of(error: Exception, *, accept: bool = False) -> TestClient:
+def client_of(error: Exception, *, accept: bool = False, **settings: Any) -> TestClient:
     async def fail(request: Request) -> Response:
         raise error
 
@@ -87,7 +95,7 @@ def client_of(error: Exception, *, accept: bool = False) -> TestClient:
         raise error
 
     routes = [Route("/", fail), WebSocketRoute("/ws", fail_socket)]
-    return TestClient(Starlette(routes=routes, exception_handlers=exception_handlers()))
+    return TestClient(Starlette(routes=routes, exception_handlers=exception_handlers(**settings)))
 
 
 @pytest.mark.parametrize(("error", "document"), DOCUMENTS, ids=lambda value: getattr(value, "__name__", ""))
@@ -144,7 +152,7 @@ async def test_websocket_of_a_server_without_denials_is_closed() -> None:
         return {"type": "websocket.connect"}
 
     scope = {"type": "websocket", "extensions": {}, "headers": [], "path": "/"}
-    (refuse,) = set(exception_handlers().values())
+    refuse = exception_handlers()[WouldBlockError]
     assert await refuse(WebSocket(scope, receive, send), WouldBlockError(SECRET)) is None
     assert sent == [{"type": "websocket.close", "code": 1013, "reason": "Busy"}]
 
@@ -158,5 +166,123 @@ async def test_closed_websocket_is_left_alone() -> None:
 
     websocket = WebSocket({"type": "websocket", "headers": [], "path": "/"}, receive, send)
     await websocket.close()
-    (refuse,) = set(exception_handlers().values())
-    assert await refuse(websocket, WouldBlockError(SECRET)) is None
+    for error in (WouldBlockError(SECRET), ClientLeftError(SECRET)):
+        assert await exception_handlers()[type(error)](websocket, error) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "busy_for", "told"),
+    [(1, None, "1"), (0.2, None, "1"), (1, 0.0, "1"), (1, 41.2, "42"), (5, 3.0, "5"), (0, None, "0"), (0, 0.1, "1")],
+)
+def test_a_minimum_hold_is_told_where_it_is_longer(setting: float, busy_for: float | None, told: str) -> None:
+    error = WouldBlockError(SECRET)
+    error.retry_after, error.busy_for = 3600.0, busy_for  # how long the lease lasts promises nothing
+    assert client_of(error, retry_after=setting).get("/").headers["retry-after"] == told
+
+
+async def test_a_job_that_ran_tells_when_it_can_run_again() -> None:
+    micro = Grelmicro(uses=[Coordination.from_url("memory://")])
+    report = TaskLock("report", min_hold_duration=300, lease_duration=600)
+
+    async def run(request: Request) -> Response:
+        async with report:
+            return Response()
+
+    app = FastAPI(routes=[Route("/report", run)])
+    install(app, micro)
+    async with running(app) as client:
+        assert (await client.get("/report")).status_code == 200
+        refusal = await client.get("/report")
+    assert refusal.status_code == 409
+    assert refusal.headers["retry-after"] == "300"
+
+
+async def test_a_lock_that_is_held_promises_nothing() -> None:
+    micro = Grelmicro(uses=[Coordination.from_url("memory://")])
+
+    @locked("cart", timeout=0)
+    async def checkout(request: Request) -> Response:
+        return Response()
+
+    app = FastAPI(routes=[Route("/", checkout)])
+    install(app, micro)
+    async with running(app) as client, held_elsewhere(micro, "cart", lease_duration=3600):
+        assert (await client.get("/")).headers["retry-after"] == "1"
+
+
+def envelope(connection: HTTPConnection, problem: Problem) -> Response:
+    """An answer in an application's own way."""
+    error = {"code": problem.kind.upper(), "path": connection.url.path, "message": problem.detail}
+    return JSONResponse({"error": error}, 423, {"x-wait": str(problem.retry_after)})
+
+
+def test_the_application_decides_how_a_refusal_looks() -> None:
+    error = WouldBlockError(SECRET)
+    error.busy_for = 8.5
+    response = client_of(error, refusal=envelope).get("/")
+    assert (response.status_code, response.headers["content-type"]) == (423, "application/json")
+    assert response.json() == {"error": {"code": "BUSY", "path": "/", "message": BUSY["detail"]}}
+    assert response.headers["x-wait"] == "9"
+    assert "retry-after" not in response.headers
+
+
+def test_the_application_decides_for_websockets_too() -> None:
+    client = client_of(WouldBlockError(SECRET), refusal=envelope)
+    with pytest.raises(WebSocketDenialResponse) as denial, client.websocket_connect("/ws"):
+        pass
+    assert (denial.value.status_code, denial.value.json()["error"]["path"]) == (423, "/ws")
+
+
+@pytest.mark.parametrize(("error", "document"), DOCUMENTS, ids=lambda value: getattr(value, "__name__", ""))
+def test_every_refusal_goes_through_one_place(error: type[Exception], document: dict[str, Any]) -> None:
+    seen: list[Problem] = []
+
+    def mine(connection: HTTPConnection, problem: Problem) -> Response:
+        seen.append(problem)
+        return problem.response(type=f"https://errors.example/{problem.kind}", instance=connection.url.path)
+
+    response = client_of(error(SECRET), refusal=mine).get("/")
+    kind = document["type"].removeprefix("urn:grelmicro:")
+    assert seen == [Problem(kind, document["status"], document["title"], document["detail"], 1)]
+    assert response.json() == {**document, "type": f"https://errors.example/{kind}", "instance": "/"}
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_texts_can_be_translated() -> None:
+    def german(connection: HTTPConnection, problem: Problem) -> Response:
+        return replace(problem, title="Belegt").response()
+
+    response = client_of(WouldBlockError(SECRET), refusal=german).get("/")
+    assert response.json() == {**BUSY, "title": "Belegt"}
+    assert response.headers["retry-after"] == "1"
+
+
+def test_install_takes_it_too() -> None:
+    async def busy(request: Request) -> Response:
+        raise WouldBlockError(SECRET)
+
+    app = Starlette(routes=[Route("/", busy)])
+    install(app, Grelmicro(uses=[Coordination.from_url("memory://")]), refusal=envelope)
+    with TestClient(app) as client:
+        assert client.get("/").status_code == 423
+
+
+def test_a_client_that_left_gets_nothing() -> None:
+    response = client_of(ClientLeftError(SECRET), refusal=envelope).get("/")
+    assert (response.status_code, response.content) == (499, b"")
+
+
+async def test_a_handshake_whose_client_left_is_not_answered() -> None:
+    """Servers take the lost connection for its end, and what is sent to it for an error."""
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "websocket.disconnect", "code": 1005}
+
+    scope = {"type": "websocket", "extensions": {"websocket.http.response": {}}, "headers": [], "path": "/"}
+    handler = exception_handlers()[ClientLeftError]
+    assert await handler(WebSocket(scope, receive, send), ClientLeftError(SECRET)) is None
+    assert sent == []

@@ -48,9 +48,14 @@ def test_every_store_is_compared_with_its_floor(rows: list[dict[str, Any]]) -> N
     assert {(store, what) for store in ("memory", "sqlite", "redis", "postgres") for what in COMPARED} <= compared
 
 
+def test_every_framework_is_measured_with_a_lock_and_without(rows: list[dict[str, Any]]) -> None:
+    compared = [row["ratio_to"] for row in rows if " route " in row["what"]]
+    assert compared == ["bare app", "by hand"] * 2
+
+
 def test_every_target_has_a_verdict(rows: list[dict[str, Any]]) -> None:
     assert all((row["target"] is None) == (row["reached"] is None) for row in rows)
-    assert sum(row["target"] is not None for row in rows) >= 26
+    assert sum(row["target"] is not None for row in rows) >= 29
 
 
 def test_without_a_peer_there_are_no_figures_of_one(rows: list[dict[str, Any]]) -> None:

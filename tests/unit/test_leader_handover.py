@@ -288,3 +288,34 @@ async def test_when_a_loop_ends_all_its_tasks_at_once_the_lease_is_given_back(re
         record = await own.read("leader:job")
     assert record is not None
     assert not record.live
+
+
+@pytest.mark.parametrize("needed", [0.0, 0.02])
+async def test_a_loop_that_ends_while_it_steps_down_leaves_no_lease(real_world: World, needed: float) -> None:
+    """Servers end it a moment after the signal: it was told to stop, and is cancelled wherever it is by then."""
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(needed)
+
+    async with real_world.store() as own:
+        for moments in range(25):
+            election = LeaderElection("job", backend=LeaderElectionAdapter(real_world.store()))
+            before = asyncio.all_tasks()
+            stop = asyncio.Event()
+            service = asyncio.create_task(election(stop=stop))
+            await asyncio.wait_for(election.wait_for_leader(), 5)
+            leading = asyncio.create_task(election.lead(work))
+            await asyncio.sleep(0.002)
+            stop.set()
+            for _ in range(moments):
+                await asyncio.sleep(0)
+            tasks = asyncio.all_tasks() - before
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait({*tasks, service, leading})
+            record = await own.read("leader:job")
+            assert record is not None
+            assert not record.live, f"after {moments} moments"

@@ -192,12 +192,16 @@ async def test_errors_past_the_deadline_are_a_loss_before_the_lease_ends_in_the_
     assert len(warnings) <= 3, "an outage is told once, not at each try"
 
 
-async def test_a_blocked_loop_is_told_and_the_loss_noticed(real_world: World, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "later"])
+async def test_a_blocked_loop_is_told_and_the_loss_noticed(
+    real_world: World, caplog: pytest.LogCaptureFixture, at_once: bool
+) -> None:
     async with real_world.client() as client:
 
         async def work() -> None:
             async with Lock("cart", backend=client, lease_duration=0.6, auto_renew=True) as handle:
-                await asyncio.sleep(0)
+                if not at_once:
+                    await asyncio.sleep(0.05)
                 time.sleep(1.0)  # noqa: ASYNC251
                 assert not handle.valid, "it is lost from the first moment on"
                 await asyncio.sleep(30)
@@ -254,4 +258,4 @@ async def test_a_closed_backend_ends_what_it_renewed(world: World) -> None:
     await client.__aexit__(None, None, None)
     with pytest.raises(LockLostError, match="its backend was closed"):
         await task
-    assert client.renewer._loop_task is None
+    assert client.renewer._timer is None

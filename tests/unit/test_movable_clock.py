@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from grelmicro.clock import Clock, Signal, TimeLimit, end_within, sleep
+from grelmicro.errors import OutOfContextError
 from grelmicro.testing import MovableClock
 
 
@@ -229,3 +230,54 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = grelmicro.testing.Nothing
+
+
+async def test_a_thread_moves_it_on_the_loop_that_waits() -> None:
+    clock = MovableClock(now=0.0)
+    seen: list[float] = []
+    threads: list[threading.Thread] = []
+
+    async def steps() -> None:
+        for pause in (1.0, 1.5, 10.0):
+            await sleep(clock, pause)
+            seen.append(clock.now())
+            threads.append(threading.current_thread())
+
+    waiting = asyncio.create_task(steps())
+    await asyncio.sleep(0)
+    await asyncio.to_thread(clock.from_thread.advance, 3.0)
+    assert seen == [1.0, 2.5]
+    await asyncio.to_thread(clock.from_thread.shift, 20.0)
+    assert seen == [1.0, 2.5, 23.0]
+    assert set(threads) == {threading.current_thread()}
+    await waiting
+    with pytest.raises(OutOfContextError, match="await the async form"):
+        clock.from_thread.advance(1.0)
+    assert clock.now() == 23.0
+
+
+def test_a_thread_moves_it_where_nobody_waits() -> None:
+    clock = MovableClock(now=0.0)
+    clock.from_thread.advance(3.0)
+    clock.from_thread.shift(1.0)
+    assert clock.now() == 4.0
+
+    async def wait() -> None:
+        await sleep(clock, 1.0)
+
+    async def steps() -> None:
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(clock.from_thread.advance, 2.0)
+        await waiting
+
+    asyncio.run(steps())
+    clock.from_thread.advance(1.0)  # that loop is gone
+    assert clock.now() == 7.0
+
+
+async def test_a_thread_form_is_refused_on_a_loop_that_never_waited() -> None:
+    clock = MovableClock(now=0.0)
+    with pytest.raises(OutOfContextError, match="await the async form"):
+        clock.from_thread.advance(1.0)
+    assert clock.now() == 0.0

@@ -25,8 +25,8 @@ SEVERAL = (
     "pass backend=, or build it from its app: app.coordination.lock(...)"
 )
 CLOSED = (
-    "Lock 'cart': the app of this context is closed, and another one is never used in its place: "
-    "keep it open around this code"
+    "Lock 'cart': the app of this context is not open, and another one is never used in its place: keep it open "
+    "around this code; servers of web applications run the lifespan of the root app alone, so open it there"
 )
 MOVED = (
     "Lock 'cart' was used with another app that is still open: "

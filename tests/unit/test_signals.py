@@ -114,6 +114,28 @@ async def test_a_signal_that_is_ignored_hands_nothing_over() -> None:
     assert part.times == 0
 
 
+async def test_quit_hands_over_where_somebody_handles_it() -> None:
+    """gunicorn sends it to its workers, which handle it, and not always by ending."""
+    part = Part()
+    called: list[int] = []
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGQUIT, called.append, signal.SIGQUIT)
+    try:
+        with handing_over(part):
+            await send(signal.SIGQUIT)
+            await asyncio.sleep(0.05)
+        assert (part.times, called) == (1, [signal.SIGQUIT])
+    finally:
+        loop.remove_signal_handler(signal.SIGQUIT)
+
+
+async def test_quit_is_left_alone_where_nobody_handles_it() -> None:
+    """It makes a core dump."""
+    assert signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL
+    with handing_over(Part()):
+        assert signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL
+
+
 async def test_another_handler_that_was_set_meanwhile_stays(heard: list[int]) -> None:
     """It may call ours, although what ours served has ended."""
     part = Part()

@@ -3,14 +3,14 @@
 import asyncio
 import os
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack
 from inspect import isclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
 
 from grelmicro import lifecycle
 from grelmicro.background import BackgroundLoop
-from grelmicro.context import bind, open_apps, unbind
+from grelmicro.context import Binding, bind, open_apps, unbind
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.lifecycle import Resource
 from grelmicro.signals import handing_over
@@ -74,6 +74,11 @@ class Grelmicro(Resource):
             )
         self._uses.append(item)
 
+    @property
+    def uses(self) -> tuple[object, ...]:
+        """What it opens, in the order in which that was given."""
+        return tuple(self._uses)
+
     def component(self, kind: str) -> object:
         """What it uses of a kind, such as `coordination`.
 
@@ -114,6 +119,14 @@ class Grelmicro(Resource):
             await self._opened.aclose()
         finally:
             open_apps.remove(self)
+
+    def bound(self) -> AbstractContextManager[None]:
+        """A `with` block whose locks and elections are those of this app, where several are open in a process.
+
+        It holds for the tasks started in the block and for `asyncio.to_thread`, but not for a plain `Thread`, which
+        needs a block of its own. The app need not be open yet; whoever uses it has to find it open.
+        """
+        return Binding(self)
 
     def hand_over(self) -> None:
         """Begin to end what other workers can take up, such as leadership; returns at once. Everything stays open."""

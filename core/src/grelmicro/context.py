@@ -2,6 +2,7 @@
 
 import asyncio
 from contextvars import ContextVar
+from types import TracebackType
 from typing import Protocol
 
 from grelmicro.errors import OutOfContextError
@@ -50,6 +51,26 @@ def unbind(app: App) -> None:
         _outer.set(tuple(stack))
 
 
+class Binding:
+    """A `with` block that an app serves, with the tasks that are started in it. It is entered for each request."""
+
+    __slots__ = ("_app", "_before")
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    def __enter__(self) -> None:
+        self._before = bound.set(self._app)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            bound.reset(self._before)
+        except ValueError:  # left in another context, as a coroutine is that nobody finished
+            return
+
+
 def active_app(user: str, *, any_loop: bool = False) -> App:
     """The app that serves `user` (for error texts): the one bound to this context, else the only one on this loop.
 
@@ -65,8 +86,8 @@ def active_app(user: str, *, any_loop: bool = False) -> App:
         if app.is_open:
             return app
         raise OutOfContextError(
-            f"{user}: the app of this context is closed, and another one is never used in its place: "
-            "keep it open around this code"
+            f"{user}: the app of this context is not open, and another one is never used in its place: keep it open "
+            "around this code; servers of web applications run the lifespan of the root app alone, so open it there"
         )
     loops = {app: app.get_loop() for app in open_apps if app.is_open}
     if any_loop:

@@ -46,6 +46,8 @@ class WouldBlockError(CoordinationError):
 
     retry_after: float | None = None
     """Seconds after which its lease ends if the holder does nothing, as far as the store told."""
+    busy_for: float | None = None
+    """Seconds for which it surely stays busy: what is left of a task lock's minimum hold. None: nobody knows."""
 
 
 class LockTimeoutError(WouldBlockError, TimeoutError):

@@ -10,6 +10,9 @@ from typing import Protocol
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+QUIT = getattr(signal, "SIGQUIT", None)
+"""What gunicorn sends its workers when it is interrupted. Where nobody handles it, it is there to make a core dump."""
+
 
 class HandsOver(Protocol):
     """What can hand over, such as a `Grelmicro` app."""
@@ -20,7 +23,7 @@ class HandsOver(Protocol):
 
 @contextmanager
 def handing_over(app: HandsOver, *, unhandled: Callable[[], object] | None = None) -> Iterator[None]:
-    """Call `app.hand_over()` at SIGTERM and SIGINT, then whatever handled the signal before.
+    """Call `app.hand_over()` at SIGTERM and SIGINT, then whatever handled the signal before; at SIGQUIT if one did.
 
     It does nothing outside of the main thread, where Python allows no handlers. What was there is put back at the end.
 
@@ -34,6 +37,8 @@ def handing_over(app: HandsOver, *, unhandled: Callable[[], object] | None = Non
         return
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    if QUIT is not None and callable(handler := signal.getsignal(QUIT)):
+        before[QUIT] = handler
     fatal: list[int] = []
     ended = False
 
@@ -52,17 +57,17 @@ def handing_over(app: HandsOver, *, unhandled: Callable[[], object] | None = Non
                 fatal.append(number)
                 loop.call_soon_threadsafe(unhandled)
 
-    for number in SIGNALS:
+    for number, previous in before.items():
         # None stands for a handler that was not set from Python: it could not be put back. What is ignored, as for a
         # program in a shell's background, stops nothing.
-        if before[number] not in (None, signal.SIG_IGN):
+        if previous not in (None, signal.SIG_IGN):
             signal.signal(number, handle)
     try:
         yield
     finally:
         ended = True
-        for number in SIGNALS:
+        for number, previous in before.items():
             if signal.getsignal(number) is handle:
-                signal.signal(number, before[number])
+                signal.signal(number, previous)
         if fatal:
             signal.raise_signal(fatal[0])

@@ -15,8 +15,8 @@ from sample_apps.fastapi_orders.demo.freezing import Freeze, freeze, overwriting
 from sample_apps.fastapi_orders.demo.leading import Succession, succeed, takeover
 from sample_apps.fastapi_orders.demo.screen import Screen
 from sample_apps.fastapi_orders.demo.selling import ITEMS, Selling, danger, rush, safety
-from sample_apps.fastapi_orders.demo.workers import Workers
 from sample_apps.fastapi_orders.shop import Shop
+from sample_apps.workers import Workers
 
 LEASE = 2.0
 """Seconds that the settlement's leader has without renewing."""

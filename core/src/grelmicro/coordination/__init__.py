@@ -2,8 +2,11 @@
 
 from grelmicro.coordination.component import Coordination
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
+from grelmicro.coordination.health import ElectionHealth, HealthCheck, HealthReport, StoreHealth
 from grelmicro.coordination.leaderelection import LeaderElection, LeaderElectionConfig
 from grelmicro.coordination.lock import Lock, LockConfig
+from grelmicro.coordination.multihandle import MultiLockHandle, ThreadMultiLockHandle
+from grelmicro.coordination.multilock import MultiLock
 from grelmicro.coordination.protocols import LeaderElectionBackend, LockBackend, ScheduleBackend
 from grelmicro.coordination.records import LeaderRecord
 from grelmicro.coordination.tasklock import TaskLock, TaskLockConfig
@@ -26,6 +29,9 @@ __all__ = [
     "Coordination",
     "CoordinationBackendError",
     "CoordinationError",
+    "ElectionHealth",
+    "HealthCheck",
+    "HealthReport",
     "LeaderElection",
     "LeaderElectionBackend",
     "LeaderElectionConfig",
@@ -39,11 +45,15 @@ __all__ = [
     "LockNotOwnedError",
     "LockReentrantError",
     "LockTimeoutError",
+    "MultiLock",
+    "MultiLockHandle",
     "NotLeaderError",
     "OutcomeUnknownError",
     "ScheduleBackend",
+    "StoreHealth",
     "TaskLock",
     "TaskLockConfig",
     "ThreadLockHandle",
+    "ThreadMultiLockHandle",
     "WouldBlockError",
 ]

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from grelmicro import lifecycle
 from grelmicro.clock import Clock, sleep
 from grelmicro.coordination.identity import mint
+from grelmicro.coordination.protocols import LeaseBackend
 from grelmicro.coordination.renewal import Renewer
 from grelmicro.coordination.wait import Queues
 from grelmicro.errors import GrelmicroError, OutcomeUnknownError, OutOfContextError
@@ -307,11 +308,8 @@ class Provider(Resource):
         Raises:
             CoordinationBackendError: the store does not answer, or takes no writes.
         """
-        holder = f"check:{mint()}"
         async with self.lock() as backend:
-            lease = await backend.acquire("lock:grelmicro-check", holder, CHECK_LEASE)
-            if lease.granted_to(holder):
-                await backend.release(lease)
+            await check(backend)
 
     async def open(self) -> None:
         """Open the store."""
@@ -323,6 +321,14 @@ class Provider(Resource):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.safe_url!r})"
+
+
+async def check(backend: LeaseBackend) -> None:
+    """`Provider.check` of an open backend."""
+    holder = f"check:{mint()}"
+    lease = await backend.acquire("lock:grelmicro-check", holder, CHECK_LEASE)
+    if lease.granted_to(holder):
+        await backend.release(lease)
 
 
 def _changed_nothing(error: BaseException) -> bool:

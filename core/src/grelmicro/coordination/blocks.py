@@ -1,13 +1,25 @@
 """The open blocks of one lock: which lease each of them guards, also where it is left elsewhere than it was entered."""
 
-from grelmicro.coordination.handle import LockHandle
+from typing import Protocol, TypeVar
+
 from grelmicro.coordination.identity import Owner
 
 
-class Blocks(list[LockHandle]):
+class Owned(Protocol):
+    """What was acquired for a block."""
+
+    @property
+    def owner(self) -> Owner:
+        """The task or thread that holds it."""
+
+
+H = TypeVar("H", bound=Owned)
+
+
+class Blocks(list[H]):
     """The handles of the blocks that were entered through one object and not left yet."""
 
-    def leave(self, owner: Owner) -> LockHandle | None:
+    def leave(self, owner: Owner) -> H | None:
         """The handle of the block that `owner` leaves; None when that cannot be told.
 
         It is the last one that `owner` entered. A framework may enter a block in one task or thread and leave it in

@@ -93,11 +93,16 @@ class Campaign:
             lease = await self._backend.acquire(
                 self._key, self._holder, timing.lease_duration, data=self._data(timing), waiting=True
             )
-        self._outage.over(self._clock.now())
+        self._heard(sent_at)
         self._standing.record = LeaderRecord.of(lease)
         if lease.granted_to(self._holder):
             self._begin(lease, sent_at, timing)
         return lease
+
+    def _heard(self, sent_at: float) -> None:
+        """The store answered what was sent then."""
+        self._standing.heard_at = sent_at
+        self._outage.over(self._clock.now())
 
     def _begin(self, lease: Lease, sent_at: float, timing: Timing) -> None:
         self._standing.begin(Term(lease, sent_at, timing))
@@ -153,7 +158,7 @@ class Campaign:
         except Exception as error:
             self._outage.note(error, self._clock.now(), timing.error_interval)
             return
-        self._outage.over(self._clock.now())
+        self._heard(sent_at)
         if lease is None:
             logger.warning("lost %s, term %d: it expired or was taken over", self._key, term.lease.fence)
             term.held_until = self._clock.now()
@@ -167,23 +172,25 @@ class Campaign:
         emit("renewed", self._key)
 
     async def _end_term(self) -> None:
-        """End the term: first its work, then its lease, so that a successor never overlaps with either."""
+        """End the term: first its work, then its lease, so that a successor never overlaps with either.
+
+        A cancellation meanwhile, such as that of an event loop which ends, cuts it short and is raised at the end; the
+        lease of work that has ended by then is released all the same.
+        """
         term = self._standing.term
         if term is None:
             return
         self._standing.resign()
-        idle = await self._standing.wait_idle(max(term.held_until, self._clock.now() + GRACE))
-        if not idle:
-            logger.error("work of %s, term %d, runs on although its lease has ended", self._key, term.lease.fence)
         try:
-            async with TimeLimit(self._clock, self._candidate.config.backend_timeout):
-                if await self._backend.release(term.lease):
-                    self._standing.record = replace(LeaderRecord.of(term.lease), holder="")
-                    emit("handed_over", self._key)
-        except Exception as error:
-            logger.warning(
-                "releasing %s failed, and it ends by itself: %s", self._key, str(error) or type(error).__name__
-            )
+            idle = await self._standing.wait_idle(max(term.held_until, self._clock.now() + GRACE))
+            if not idle:
+                logger.error("work of %s, term %d, runs on although its lease has ended", self._key, term.lease.fence)
+            await self._release(term, self._candidate.config.backend_timeout)
+        except asyncio.CancelledError:
+            # The work was cancelled with the rest of the loop, and its end may be a step away.
+            if await self._standing.wait_idle(self._clock.now() + GRACE):
+                await self._release(term, min(self._candidate.config.backend_timeout, GRACE))
+            raise
         finally:
             self._standing.term = None
             self._holder = ""
@@ -191,6 +198,18 @@ class Campaign:
             logger.info("led %s for %.1f s, term %d", self._key, led, term.lease.fence)
             emit("led", self._key, led)
             self._standing.changed.send()
+
+    async def _release(self, term: Term, limit: float) -> None:
+        """Give the lease back, within `limit` seconds; after a failure it ends by itself."""
+        try:
+            async with TimeLimit(self._clock, limit):
+                if await self._backend.release(term.lease):
+                    self._standing.record = replace(LeaderRecord.of(term.lease), holder="")
+                    emit("handed_over", self._key)
+        except Exception as error:
+            logger.warning(
+                "releasing %s failed, and it ends by itself: %s", self._key, str(error) or type(error).__name__
+            )
 
 
 def _jittered(timing: Timing) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar, cast
 
 from grelmicro.config import check_namespace
 from grelmicro.context import bound
-from grelmicro.coordination.adapters import Provider
+from grelmicro.coordination.adapters import Provider, check
 from grelmicro.coordination.leaderelection import LeaderElection
 from grelmicro.coordination.lock import Lock
 from grelmicro.coordination.protocols import Backend, LeaderElectionBackend, LockBackend, ScheduleBackend
@@ -129,6 +129,19 @@ class Coordination(Resource):
     def leaderelection(self, name: str, **settings: Any) -> LeaderElection:
         """A `LeaderElection` on this backend; `settings` are those of `LeaderElection`."""
         return LeaderElection(name, backend=self.election_backend, **settings)
+
+    async def check(self) -> None:
+        """Take a lease at each store and give it back, while it is open; for health probes.
+
+        A schedule backend of your own, which has no leases, is not asked.
+
+        Raises:
+            CoordinationBackendError: a store does not answer, or takes no writes.
+        """
+        stores = {id(getattr(backend, "store", backend)): backend for backend in self.backends}
+        for backend in stores.values():
+            if isinstance(backend, (LockBackend, LeaderElectionBackend)):
+                await check(backend)
 
     async def open(self) -> None:
         """Open every backend; when one fails, those opened before are closed again."""

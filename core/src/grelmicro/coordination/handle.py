@@ -43,6 +43,11 @@ class LockHandle(Hold):
         self.renewed_automatically = True
         self._backend.renewer.add(self)
 
+    def stop_renewing(self) -> None:
+        """End what `renew_automatically` began."""
+        self.renewed_automatically = False
+        self._backend.renewer.discard(self)
+
     async def extend(self) -> "LockHandle":
         """Let the lease last its whole duration from now; the same handle, with the same fencing token.
 
@@ -169,10 +174,10 @@ class LockHandle(Hold):
     ) -> None:
         await self.leave(error, LockHandle.end)
 
-    def give_back(self) -> None:
-        """Release it in the background: whoever asked for it is gone."""
+    def give_back(self, seconds: float = 0.0) -> None:
+        """Release it in the background, or let it end in `seconds`: whoever asked for it is gone."""
         self._backend.renewer.discard(self)
-        self._backend.settle(self.lease)
+        self._backend.settle(self.lease, seconds)
         self._finish()
 
     async def shorten(self, seconds: float) -> bool:

@@ -142,13 +142,16 @@ class Hold:
 
     def lost_error(self, action: str, kind: type[LockNotOwnedError] = LockNotOwnedError) -> LockNotOwnedError:
         """Why it cannot be `action`, such as `extended`, when it is lost."""
-        reason = self._reason or "its lease ran out"
-        if self._generation is not lifecycle.generation:
-            reason = "it was inherited through a fork and belongs to the parent process"
         return kind(
-            f"lock '{self._name}' cannot be {action}: {reason}; stop the guarded work, "
+            f"lock '{self._name}' cannot be {action}: {self.why_lost()}; stop the guarded work, "
             "and use a longer lease_duration or auto_renew=True if it needs more time"
         )
+
+    def why_lost(self) -> str:
+        """The reason of the loss, for texts."""
+        if self._generation is not lifecycle.generation:
+            return "it was inherited through a fork and belongs to the parent process"
+        return self._reason or "its lease ran out"
 
     def _tell_loss(self, reason: str) -> None:
         """It is no longer held, for `reason`; tell whoever waits for that."""

@@ -87,7 +87,7 @@ _local = threading.local()
 _call: ContextVar[_Call | None] = ContextVar("grelmicro_call", default=None)
 
 
-def this_task(loop: AbstractEventLoop | None = None) -> Owner:
+def this_task(loop: AbstractEventLoop | None = None) -> Task[Any]:
     """The running task; it is found sooner by whoever knows the running event loop."""
     task = current_task(loop)
     if task is None:
@@ -113,3 +113,8 @@ def this_thread() -> Owner:
         call = _Call(beacon)
         _call.set(call)
     return call.owner
+
+
+def forget_this_call() -> None:
+    """Let what this thread asks for from now on be asked for by another owner than before."""
+    _call.set(None)

@@ -209,6 +209,10 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             return math.inf
         return self._standing.clock.now() - term.sent_at
 
+    def last_round_age(self) -> float:
+        """Seconds since the last request was sent that the store answered, whoever leads; infinite before the first."""
+        return self._standing.clock.now() - self._standing.heard_at
+
     def is_leader_confirmed_within(self, max_age: float) -> bool:
         """Whether it leads and the store confirmed so at most `max_age` seconds ago."""
         return self.is_leader() and self.last_confirmation_age() <= max_age

@@ -61,7 +61,8 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
         self._source: BackendSource[LockBackend] = BackendSource(title, "lock_backend", LockBackend, backend)
         self._held = Holdings()
         self._holdings = weakref.ref(self._held)
-        self._blocks = Blocks()  # of tasks; those of threads are known to the object that they enter
+        # Those of tasks; those of threads are known to the object that they enter.
+        self._blocks: Blocks[LockHandle] = Blocks()
 
     @property
     def name(self) -> str:
@@ -174,7 +175,12 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
             "try again later"
         )
         busy.retry_after = lease.remaining
+        busy.busy_for = self._busy_for(lease)
         return busy
+
+    def _busy_for(self, lease: Lease) -> float | None:
+        """Seconds for which another's lease surely stays held; None where it may be given back at any moment."""
+        return None
 
     def _tell_refusal(self, error: CoordinationError, waited: float | None = None) -> None:
         """Busy and failing are told apart: only a failing store has an error in the detail."""
@@ -219,7 +225,7 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
         elif error is None:
             raise self._not_held("released at the end of its block")
 
-    def _left(self, blocks: Blocks, owner: Owner) -> LockHandle | None:
+    def _left(self, blocks: Blocks[LockHandle], owner: Owner) -> LockHandle | None:
         """What ends with the block that `owner` leaves: its lease, or the one that was acquired inside after that."""
         handle = blocks.leave(owner)
         if handle is None:
@@ -243,7 +249,7 @@ class ThreadPrimitive(Generic[P]):
 
     def __init__(self, primitive: P) -> None:
         self._lock = primitive
-        self._blocks = Blocks()
+        self._blocks: Blocks[LockHandle] = Blocks()
 
     def locked(self) -> bool:
         """See `LeasePrimitive.locked`."""

@@ -5,10 +5,10 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
-from math import frexp
+from math import frexp, inf
 from typing import Protocol
 
-from grelmicro.clock import DRIFT, Clock, Signal, TimeLimit
+from grelmicro.clock import DRIFT, Clock, TimeLimit, Timer
 from grelmicro.coordination.identity import Owner
 from grelmicro.coordination.outage import Outage
 from grelmicro.leases import Lease
@@ -66,9 +66,12 @@ class Renewer:
         self._clock = clock
         self._renew_many = renew_many
         self._held: dict[int, weakref.ref[Renewable]] = {}
-        self._changed = Signal()
         self._outage = Outage("renewing leases", logger)
-        self._loop_task: asyncio.Task[None] | None = None
+        # One timer for all leases. It stays when they are given up: most are long before it fires, and it serves the
+        # next one as well.
+        self._timer: Timer | None = None
+        self._look_at = inf  # when it fires
+        self._shortest = inf  # duration of a lease that it is there for
         self._calls: dict[int, asyncio.Task[None]] = {}  # the last ones, by the duration of their leases
 
     def __len__(self) -> int:
@@ -83,57 +86,65 @@ class Renewer:
                 logger.warning("%s was dropped without a release: its lease is not renewed and ends by itself", name)
 
         self._held[key] = weakref.ref(held, collected)
-        if self._loop_task is None or self._loop_task.done():
-            # A context of its own: it outlives the request that began it.
-            self._loop_task = asyncio.get_running_loop().create_task(
-                self._run(), name="grelmicro-renewer", context=Context()
-            )
-        self._changed.send()
+        self._shortest = min(self._shortest, held.duration)
+        self._look_no_later_than(min(held.renew_at, held.deadline))
 
     def discard(self, held: Renewable) -> None:
         """Stop renewing `held`."""
         self._held.pop(id(held), None)
-        if not self._held:
-            self._changed.send()
+        if not self._held and self._clock.now() < self._look_at:
+            self._shortest = inf
 
     async def close(self) -> None:
         """Stop; what is still held is lost."""
         for held in self._alive():
             self.discard(held)
             held.lose("its backend was closed")
-        tasks = {task for task in (*self._calls.values(), self._loop_task) if task is not None}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._calls, self._loop_task = {}, None
+        if self._timer is not None:
+            self._timer.cancel()
+        calls = set(self._calls.values())
+        for call in calls:
+            call.cancel()
+        if calls:
+            await asyncio.wait(calls)
+        self._forget()
 
     def abandon(self) -> None:
         """Forget everything of an event loop that is gone."""
         for held in self._alive():
             held.abandon()
         self._held.clear()
-        self._changed = Signal()
-        self._calls, self._loop_task = {}, None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._timer, self._look_at, self._shortest, self._calls = None, inf, inf, {}
 
     def _alive(self) -> list[Renewable]:
         return [held for ref in list(self._held.values()) if (held := ref()) is not None]
 
-    async def _run(self) -> None:
-        while self._held:
-            wake_at = self._look_after()
-            if wake_at is None:
-                return
-            late = await self._sleep_until(wake_at)
-            if late > 0:
-                logger.warning("the event loop was blocked: leases are looked after %.2f s late", late)
+    def _look_no_later_than(self, when: float) -> None:
+        if when >= self._look_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at = when
+        # In a context of its own: it outlives the request that began it.
+        self._timer = Context().run(self._clock.call_later, max(when - self._clock.now(), 0.0), self._look)
 
-    def _look_after(self) -> float | None:
-        """Lose and renew what is due; when to look again."""
+    def _look(self) -> None:
+        """It is time to look after leases."""
+        late = self._clock.now() - self._look_at
+        if late > max(self._shortest / 6, 0.1):
+            logger.warning("the event loop was blocked: leases are looked after %.2f s late", late)
+        self._timer, self._look_at = None, inf
+        self._look_after()
+
+    def _look_after(self) -> None:
+        """Lose and renew what is due, and see to it that this is called again in time."""
         self._orphan()
         now = self._clock.now()
         due: list[Renewable] = []
-        wake_at: float | None = None
+        wake_at = self._shortest = inf
         for held in self._alive():
             if now >= held.deadline:
                 self.discard(held)
@@ -142,10 +153,10 @@ class Renewer:
                 continue
             if now >= held.renew_at:
                 due.append(held)
-            wake = held.deadline if now >= held.renew_at else min(held.renew_at, held.deadline)
-            wake_at = wake if wake_at is None else min(wake_at, wake)
+            self._shortest = min(self._shortest, held.duration)
+            wake_at = min(wake_at, held.deadline if now >= held.renew_at else min(held.renew_at, held.deadline))
         self._begin(due)
-        return wake_at
+        self._look_no_later_than(wake_at)
 
     def _orphan(self) -> None:
         """Nobody may have what a task or thread left held that ended; then it is gone when this returns."""
@@ -160,14 +171,16 @@ class Renewer:
             batches.setdefault(frexp(held.duration)[1], []).append(held)  # within a factor of two
         for kind, batch in batches.items():
             if (call := self._calls.get(kind)) is None or call.done():
-                self._calls[kind] = asyncio.get_running_loop().create_task(self._renew(batch), name="grelmicro-renewal")
+                call = asyncio.get_running_loop().create_task(
+                    self._renew(batch), name="grelmicro-renewal", context=Context()
+                )
+                call.add_done_callback(self._called)
+                self._calls[kind] = call
 
-    async def _sleep_until(self, wake_at: float) -> float:
-        """Sleep until then or until something changes; by how much the loop overslept, if that is worth a word."""
-        slack = min((held.duration for held in self._alive()), default=0.0) / 6
-        await self._changed.wait(self._clock, wake_at - self._clock.now())
-        late = self._clock.now() - wake_at
-        return late if slack and late > max(slack, 0.1) else 0.0
+    def _called(self, call: "asyncio.Task[None]") -> None:
+        """What a call renewed, or could not renew, is due at another time now."""
+        if not call.cancelled():
+            self._look_after()
 
     async def _renew(self, due: list[Renewable]) -> None:
         """One call for all of `due`. Its failure changes nothing: the deadlines stand and it is tried again."""
@@ -193,5 +206,3 @@ class Renewer:
                 elif id(held) in self._held:  # not released meanwhile
                     self.discard(held)
                     held.lose("it expired or was taken over")
-        finally:
-            self._changed.send()

@@ -12,6 +12,9 @@ logger = logging.getLogger("grelmicro.coordination")
 
 B = TypeVar("B", bound=Backend)
 
+_fitting: dict[type, weakref.WeakSet[type]] = {}
+"""The classes that were found to be what a protocol asks for: to look at all its members takes longer than a lock."""
+
 
 class BackendSource(Generic[B]):
     """Where one primitive gets its backend.
@@ -26,7 +29,7 @@ class BackendSource(Generic[B]):
     __slots__ = ("_app", "_slot", "_title", "given")
 
     def __init__(self, title: str, slot: str, protocol: type, given: B | None) -> None:
-        if given is not None and not isinstance(given, protocol):
+        if given is not None and not _fits(given, protocol):
             raise SettingsValidationError(
                 f"{title}: backend should be a {protocol.__name__}, not {type(given).__name__}: "
                 "of a provider, pass provider.lock() or provider.leaderelection()"
@@ -60,3 +63,12 @@ class BackendSource(Generic[B]):
         if before is not None:
             logger.warning("%s now uses another app than before, whose leases it knows nothing of", self._title)
         self._app = weakref.ref(app)
+
+
+def _fits(given: object, protocol: type) -> bool:
+    known = _fitting.setdefault(protocol, weakref.WeakSet())
+    if type(given) not in known:
+        if not isinstance(given, protocol):
+            return False
+        known.add(type(given))
+    return True

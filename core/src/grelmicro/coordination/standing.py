@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Protocol, TypeVar
@@ -68,6 +69,7 @@ class Standing:
         self.clock: Clock = SYSTEM_CLOCK
         self.term: Term | None = None
         self.record: LeaderRecord | None = None
+        self.heard_at = -math.inf  # when the last request was sent that the store answered
         self.changed = Signal()
         self._bodies: set[asyncio.Task[object]] = set()
 

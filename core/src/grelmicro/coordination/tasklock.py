@@ -15,6 +15,7 @@ from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, Thread
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
 from grelmicro.errors import LockLostError
+from grelmicro.leases import Lease
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -147,6 +148,14 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         # The last part differs from handle to handle, so that none can be used to act for another.
         token = f"{self._worker}:{context}:{mint()}"
         return await self._ask_once(backend, owner, token)
+
+    def _busy_for(self, lease: Lease) -> float:
+        """What is left of the minimum hold, if all workers have these settings."""
+        hold = self._config.min_hold_duration
+        left = hold - (lease.renewed_at - lease.acquired_at)  # when it was last renewed
+        if lease.remaining > hold:  # then for its whole duration, since the work runs
+            left -= self._duration() - lease.remaining
+        return min(max(left, 0.0), lease.remaining)
 
     async def _end(self, handle: LockHandle) -> None:
         """Free it, or let it go on for what is left of the minimum hold."""

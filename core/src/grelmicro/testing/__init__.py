@@ -1,4 +1,4 @@
-"""For tests: a lock held elsewhere, a clock that is moved, and the contract that every store of leases has to keep."""
+"""For tests: an app on memory, locks and leaders elsewhere, a clock that is moved, and the contract of stores."""
 
 import importlib
 import sys
@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from grelmicro.testing.aids import held_elsewhere
 from grelmicro.testing.clock import MovableClock
+from grelmicro.testing.leaders import leads, leads_elsewhere
+from grelmicro.testing.memory import on_memory
 
 if TYPE_CHECKING:
     from grelmicro.testing.contract import LeaseStoreContract as LeaseStoreContract
 
-__all__ = ["LeaseStoreContract", "MovableClock", "held_elsewhere"]
+__all__ = ["LeaseStoreContract", "MovableClock", "held_elsewhere", "leads", "leads_elsewhere", "on_memory"]
 
 _CONTRACT = "grelmicro.testing.contract"
 

@@ -4,7 +4,10 @@ import asyncio
 import heapq
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from grelmicro.coordination.threads import call
 
 ROUNDS = 20
 """How often the event loop runs after each timer, so that whatever it woke can go on to its next wait."""
@@ -47,6 +50,7 @@ class MovableClock:
         self._mutex = threading.Lock()
         self._timers: list[tuple[float, int, _Timer]] = []
         self._count = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None  # the one that asked for a timer last
 
     def now(self) -> float:
         """Seconds on the clock of leases."""
@@ -61,6 +65,7 @@ class MovableClock:
         timer = _Timer(self._now + delay, callback)
         with self._mutex:
             heapq.heappush(self._timers, (timer.when, next(self._count), timer))
+            self._loop = timer.loop
         return timer
 
     async def advance(self, seconds: float) -> None:
@@ -73,6 +78,11 @@ class MovableClock:
             await _settle()
         self._now = target
         await _settle()
+
+    @property
+    def from_thread(self) -> "ThreadMovableClock":
+        """The same clock for a test in another thread than that of the event loop which it serves."""
+        return ThreadMovableClock(self)
 
     async def shift(self, seconds: float) -> None:
         """Jump by `seconds` as a machine does that was suspended: what fell due meanwhile fires only now, and late."""
@@ -91,6 +101,39 @@ class MovableClock:
             if self._timers and self._timers[0][0] <= until:
                 return heapq.heappop(self._timers)[2]
             return None
+
+
+class ThreadMovableClock:
+    """Moves a `MovableClock` on the event loop that uses it, and waits for that."""
+
+    def __init__(self, clock: MovableClock) -> None:
+        self._clock = clock
+
+    def advance(self, seconds: float) -> None:
+        """See `MovableClock.advance`.
+
+        Raises:
+            OutOfContextError: this is the loop's own thread: there, await that.
+        """
+        self._move(self._clock.advance(seconds))
+
+    def shift(self, seconds: float) -> None:
+        """See `MovableClock.shift`.
+
+        Raises:
+            OutOfContextError: this is the loop's own thread: there, await that.
+        """
+        self._move(self._clock.shift(seconds))
+
+    def _move(self, move: Coroutine[Any, Any, None]) -> None:
+        loop = self._clock._loop
+        if loop is None or not loop.is_running():  # nobody waits for it
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                asyncio.run(move)
+                return
+        call(loop, move)
 
 
 async def _settle() -> None:

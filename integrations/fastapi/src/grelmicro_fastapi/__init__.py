@@ -1,6 +1,16 @@
 """FastAPI integration of grelmicro-suite."""
 
-from grelmicro_fastapi.dependencies import LeaderDep, LockDep
-from grelmicro_starlette import exception_handlers, install, lifespan
+from grelmicro_fastapi.dependencies import FenceDep, LeaderDep, LockDep, LocksDep, TaskLockDep
+from grelmicro_fastapi.install import install
+from grelmicro_starlette import exception_handlers, lifespan
 
-__all__ = ["LeaderDep", "LockDep", "exception_handlers", "install", "lifespan"]
+__all__ = [
+    "FenceDep",
+    "LeaderDep",
+    "LockDep",
+    "LocksDep",
+    "TaskLockDep",
+    "exception_handlers",
+    "install",
+    "lifespan",
+]

@@ -1,20 +1,17 @@
-"""`LockDep` and `LeaderDep`: a held lock and a term of leadership as dependencies."""
+"""`LockDep` and its like: a held lock and a term of leadership as dependencies."""
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
-from fastapi import Depends
-from fastapi.requests import HTTPConnection
+from grelmicro.coordination import LeaderElection
+from grelmicro.errors import SettingsValidationError
+from grelmicro_fastapi.declared import Declaration
+from grelmicro_fastapi.guards import Guard, HeldFence, HeldLock, HeldLocks, HeldTaskLock, PresentTerm
+from grelmicro_fastapi.results import check_results
+from grelmicro_fastapi.tasklock import TaskFamily
+from grelmicro_starlette import LockFamily
 
-from grelmicro.coordination import LeaderElection, LeaderRecord, LockHandle
-from grelmicro_fastapi.values import received
-from grelmicro_starlette import LockFamily, check_takes_part, runs_in_thread
-
-HOLDS = "grelmicro.holds"
-"""Where a request's scope keeps the locks that it holds, by name."""
+Scope = Literal["function", "request"]
 
 
 def LockDep(
@@ -23,7 +20,8 @@ def LockDep(
     timeout: float | None = 5.0,
     auto_renew: bool | None = None,
     lease_duration: float | None = None,
-    scope: Literal["function", "request"] = "function",
+    scope: Scope = "function",
+    **results: Any,
 ) -> Any:
     """A lock that is held while a request is served: `Annotated[LockHandle, LockDep("cart:{cart_id}")]`.
 
@@ -33,25 +31,111 @@ def LockDep(
     A lock must outlive the transaction that it guards: declare it before the database session, and give both the same
     scope. FastAPI's own default for a dependency that yields is `request`, so say `Depends(session, scope="function")`.
 
-    However many of them give one name, a request holds one lock of that name, for the longest of their scopes.
+    However many of them give one name, a request holds one lock of that name, for the longest of their scopes. A
+    request that needs several locks takes them with one `LocksDep`.
 
     Args:
-        name: the lock's name; `{field}` stands for a path, query, header or cookie parameter, as the handler receives
-            it: for `cart_id: int`, `/carts/042` and `/carts/42` are one cart. A parameter that only a dependency
-            takes counts as that one receives it. Different values never share a name; `NameTemplate` of
-            `grelmicro_starlette` tells what is encoded for that.
+        name: the lock's name; `{field}` stands for a path, query, header, cookie or body parameter, as the handler
+            receives it: for `cart_id: int`, `/carts/042` and `/carts/42` are one cart. `{order.item_id}` is a field of
+            the body `order`. A parameter that only a dependency takes counts as that one receives it. Different values
+            never share a name; `NameTemplate` of `grelmicro_starlette` tells what is encoded for that.
             The lock's environment variables are those of the template: `GREL_LOCK_CART_*` for `cart:{cart_id}`.
         timeout: seconds to wait for the lock; None waits as long as it takes, 0 tries once.
         auto_renew: keep the lease alive while it is held. None: the environment, else on.
         lease_duration: seconds after which the lock frees itself. None: the environment, else 60.
         scope: `function` gives it back before the response is sent; `request` after the response and its background
             tasks, which streams need.
+        results: dependencies whose results stand in the name, by the names of their fields:
+            `LockDep("user:{user.id}", user=Depends(current_user))`. A handler that has the same dependency gets the
+            same result.
 
     Raises:
-        SettingsValidationError: the template or a setting breaks a rule.
+        SettingsValidationError: the template, a setting or a dependency breaks a rule.
     """
-    family = LockFamily.of(name, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration)
-    return Depends(HeldLock(family), scope=scope)
+    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    return _declaration(HeldLock, LockFamily.of, [name], settings, scope, results)
+
+
+def FenceDep(
+    name: str,
+    *,
+    timeout: float | None = 5.0,
+    auto_renew: bool | None = None,
+    lease_duration: float | None = None,
+    scope: Scope = "function",
+    **results: Any,
+) -> Any:
+    """The fencing token of a lock that is held while a request is served: `Annotated[int, FenceDep("cart:{cart_id}")]`.
+
+    It is for handlers that pass it on and do nothing else with the lock; arguments and errors are those of `LockDep`.
+    """
+    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    return _declaration(HeldFence, LockFamily.of, [name], settings, scope, results)
+
+
+def LocksDep(
+    *names: str,
+    timeout: float | None = 5.0,
+    auto_renew: bool | None = None,
+    lease_duration: float | None = None,
+    scope: Scope = "function",
+    **results: Any,
+) -> Any:
+    """Several locks that are held while a request is served, all or none.
+
+    `Annotated[MultiLockHandle, LocksDep("stock:{source}", "stock:{target}")]`: they are taken in one order, wherever
+    and however they are declared, so requests never wait for each other in a circle. Names that are equal in a request
+    are one lock. The handle's `handles` are in the order of the names.
+
+    Args:
+        names: the names; see `LockDep`. Each has environment variables of its own.
+        timeout: seconds to wait for all of them together; None waits as long as it takes, 0 tries each once.
+        auto_renew: see `LockDep`.
+        lease_duration: see `LockDep`.
+        scope: see `LockDep`.
+        results: see `LockDep`.
+
+    Raises:
+        SettingsValidationError: there is no name, or a template, a setting or a dependency breaks a rule.
+    """
+    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    return _declaration(HeldLocks, LockFamily.of, names, settings, scope, results)
+
+
+def TaskLockDep(
+    name: str,
+    *,
+    min_hold_duration: float | None = None,
+    auto_renew: bool | None = None,
+    lease_duration: float | None = None,
+    scope: Scope = "function",
+    **results: Any,
+) -> Any:
+    """A task lock around a route, for work that is not to be repeated soon: `TaskLockDep("report:{day}")`.
+
+    A request never waits: it is refused with `WouldBlockError` while another one does the work, and after that until
+    the minimum hold is over. The value is a `LockHandle`. When it is lost meanwhile, an async handler is cancelled and
+    `LockLostError` raised; a plain one runs in a thread and ends first.
+
+    Args:
+        name: see `LockDep`. The environment variables are `GREL_TASKLOCK_REPORT_*` for `report:{day}`.
+        min_hold_duration: seconds for which it stays held at least, from the beginning, also when the work fails.
+            None: the environment, else 1.
+        auto_renew: keep the lease alive while it is held. None: the environment, else on.
+        lease_duration: seconds after which it frees itself, at least `min_hold_duration`. None: the environment, else
+            60.
+        scope: see `LockDep`.
+        results: see `LockDep`.
+
+    Raises:
+        SettingsValidationError: the template, a setting or a dependency breaks a rule.
+    """
+    settings = {
+        "min_hold_duration": min_hold_duration,
+        "auto_renew": auto_renew,
+        "lease_duration": lease_duration,
+    }
+    return _declaration(HeldTaskLock, TaskFamily.of, [name], settings, scope, results)
 
 
 def LeaderDep(leader: LeaderElection) -> Any:
@@ -60,57 +144,23 @@ def LeaderDep(leader: LeaderElection) -> Any:
     Elsewhere `NotLeaderError` is raised. Leadership may end while the handler runs: give the record's `fence` to what
     it writes to, or run the work with `leader.run_in_term`.
     """
-    return Depends(PresentTerm(leader))
+    return Declaration(PresentTerm(leader))
 
 
-@dataclass(frozen=True)
-class HeldLock:
-    """The dependency behind `LockDep`; equal ones are one to FastAPI, which calls it once per request."""
-
-    family: LockFamily
-
-    async def __call__(self, connection: HTTPConnection) -> AsyncIterator[LockHandle]:
-        """Hold the lock of this request."""
-        name = self.family.name(
-            received(connection, self.family.template.fields, f"LockDep {self.family.template.text!r}")
+def _declaration(
+    guard: type[Guard],
+    family: Callable[..., LockFamily | TaskFamily],
+    names: Sequence[str],
+    settings: Mapping[str, Any],
+    scope: Scope,
+    results: Mapping[str, Any],
+) -> Declaration:
+    title = f"{guard.title}({', '.join(map(repr, names))})"
+    if not names:
+        raise SettingsValidationError(
+            f"{title} needs a name: say what is locked, like {guard.title}('cart:{{cart_id}}')"
         )
-        in_thread = runs_in_thread(connection.scope["endpoint"])
-        holds: dict[str, SharedHold] = connection.scope.setdefault(HOLDS, {})
-        if name not in holds:
-            holds[name] = SharedHold(self.family.hold(name, connection, in_thread=in_thread))
-        async with holds[name] as handle:
-            yield handle
-
-
-class SharedHold:
-    """A lock that several dependencies of one request hold; the last to leave gives it back."""
-
-    def __init__(self, held: AbstractAsyncContextManager[LockHandle]) -> None:
-        self._held = held
-        self._handle: LockHandle | None = None
-        self._users = 0
-
-    async def __aenter__(self) -> LockHandle:
-        if self._handle is None:
-            self._handle = await self._held.__aenter__()
-        self._users += 1
-        return self._handle
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._users -= 1
-        if not self._users:
-            await self._held.__aexit__(kind, error, traceback)
-
-
-@dataclass(frozen=True)
-class PresentTerm:
-    """The dependency behind `LeaderDep`."""
-
-    leader: LeaderElection
-
-    async def __call__(self, connection: HTTPConnection) -> LeaderRecord:
-        """The term in which this request is served."""
-        check_takes_part(connection, self.leader)
-        return self.leader.guard()
+    check_results(title, names, {**settings, "scope": scope}, results)
+    if scope not in get_args(Scope):
+        raise SettingsValidationError(f"{title}: scope should be 'function' or 'request'")
+    return Declaration(guard([family(name, **settings) for name in names], results), scope=scope)

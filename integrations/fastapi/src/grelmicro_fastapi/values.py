@@ -1,86 +1,180 @@
 """The values of a request's parameters, as its handler receives them."""
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fastapi.dependencies.models import Dependant
-from fastapi.dependencies.utils import get_dependant, request_params_to_args
+from fastapi.dependencies.utils import request_body_to_args, request_params_to_args, solve_dependencies
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
-from fastapi.requests import HTTPConnection
+from fastapi.params import Form
+from fastapi.requests import HTTPConnection, Request
+from starlette.datastructures import FormData, UploadFile
 
 from grelmicro.errors import SettingsValidationError
+from grelmicro_starlette import runs_in_thread
 
 GROUPS = {
     "path_params": "path_params",
     "query_params": "query_params",
     "header_params": "headers",
     "cookie_params": "cookies",
+    "body_params": "",
 }
-"""Where a handler's parameters are listed, and where the request has their values."""
+"""Where a handler's parameters are listed, in the order of error texts, and where a request has their values."""
+
+NO_BODY = inspect.signature(solve_dependencies).parameters["body"].default
+"""What FastAPI takes for the body of a request that has none; that differs between releases."""
 
 
 class Place(NamedTuple):
-    """Where a parameter is taken: by the handler or a dependency, and in which of its lists it stands."""
+    """Where a parameter is taken: by the handler or a dependency, in which of its lists, and as what."""
 
     dependant: Dependant
     group: str
+    field: Any
 
 
-def received(connection: HTTPConnection, names: tuple[str, ...], title: str) -> Mapping[str, object]:
-    """The values of these parameters, converted.
+class Read(NamedTuple):
+    """Parameters that are converted at once, and which of them are needed."""
 
-    FastAPI converts what a handler takes when the dependencies have run, so they never see it. Hence the handler's
-    signature is read here as FastAPI reads it, and FastAPI converts what is needed of it.
+    group: str
+    fields: list[Any]
+    names: list[str]
 
-    Args:
-        connection: the request or websocket.
-        names: the parameters.
-        title: who asks, for error texts.
 
-    Raises:
-        RequestValidationError: one is not valid; FastAPI answers as it does when the handler's own are not.
-        WebSocketRequestValidationError: the same of a websocket.
-        SettingsValidationError: neither the handler nor a dependency of it takes one.
+class RouteValues:
+    """Where the values of some parameters are had in the requests of one route.
+
+    FastAPI converts what a handler takes when the dependencies have run, so they never see it. Hence FastAPI is made
+    to convert what is needed of it here, from what it has read already.
     """
-    handler = connection.scope["endpoint"]
-    places = _places(handler, "".join(f"{{{name}}}" for name in connection.path_params))
-    values: dict[str, object] = {}
-    errors: list[Any] = []
-    for name in names:
-        place = places.get(name)
-        if place is not None:
-            fields = getattr(place.dependant, place.group)
-            converted, problems = request_params_to_args(fields, getattr(connection, GROUPS[place.group]))
-            if name not in converted:
-                errors += [problem for problem in problems if problem not in errors]
-            values[name] = converted.get(name)
-        elif name in connection.path_params and name not in places:
+
+    def __init__(self, route: Any, names: Sequence[str], title: str) -> None:
+        self.route = route
+        self.in_thread = runs_in_thread(route.endpoint)
+        self._title = title
+        self._places = _places(route.dependant)
+        self._raw = [name for name in names if self._places.get(name) is None]
+        self._reads = _reads({name: place for name in names if (place := self._places.get(name)) is not None})
+
+    async def of(self, connection: HTTPConnection) -> dict[str, object]:
+        """The values in one request, converted.
+
+        Raises:
+            RequestValidationError: one is not valid. It tells all errors of the request, as FastAPI would.
+            WebSocketRequestValidationError: the same of a websocket.
+            SettingsValidationError: neither the handler nor a dependency of it takes one.
+        """
+        values: dict[str, object] = {}
+        for name in self._raw:
+            if name in self._places or name not in connection.path_params:
+                raise self._unknown(name)
             values[name] = connection.path_params[name]  # part of a prefix, and nobody converts it
-        else:
-            raise _unknown(title, handler, name, places)
-    if errors:
-        refusal = RequestValidationError if connection.scope["type"] == "http" else WebSocketRequestValidationError
-        raise refusal(errors)
-    return values
+        for group, fields, names in self._reads:
+            converted, problems = await self._convert(connection, group, fields)
+            if problems:
+                raise await self._refusal(connection, await self._problems(connection, self.route.dependant))
+            for name in names:
+                values[name] = converted[name]
+        return values
+
+    async def lack(self, connection: HTTPConnection, name: str) -> Exception:
+        """The error about a field such as `order.item_id` where `order` is a mapping without such a key."""
+        first, *rest = name.split(".")
+        place = self._places.get(first)
+        if place is None or place.group != "body_params":
+            return SettingsValidationError(f"{self._title}: the value of '{first}' is a mapping without {{{name}}}")
+        loc = ("body", *([place.field.alias] if self.route._embed_body_fields else []), *rest)
+        problem = {"type": "missing", "loc": loc, "msg": "Field required", "input": await self._body(connection)}
+        return await self._refusal(connection, [problem])
+
+    async def _convert(
+        self, connection: HTTPConnection, group: str, fields: list[Any]
+    ) -> tuple[Mapping[str, object], Sequence[Any]]:
+        if not fields:
+            return {}, ()
+        if group != "body_params":
+            return request_params_to_args(fields, getattr(connection, GROUPS[group]))
+        body = await self._body(connection)
+        parts = [part for _, part in body.multi_items()] if isinstance(body, FormData) else []
+        files = [(part, part.file.tell()) for part in parts if isinstance(part, UploadFile)]
+        converted = await request_body_to_args(fields, body, self.route._embed_body_fields)
+        for file, position in files:  # it was read for a parameter of type bytes
+            await file.seek(position)
+        return converted
+
+    async def _body(self, connection: HTTPConnection) -> Any:
+        """The body as FastAPI read it before the dependencies ran: nothing is read that it did not read."""
+        if not isinstance(connection, Request) or self.route.body_field is None:
+            return NO_BODY
+        if isinstance(self.route.body_field.field_info, Form):
+            return await connection.form()
+        raw = await connection.body()
+        # FastAPI decides by the content type whether it is JSON, and has parsed it then.
+        return (await connection.json() if hasattr(connection, "_json") else raw) if raw else NO_BODY
+
+    async def _problems(self, connection: HTTPConnection, dependant: Dependant) -> list[Any]:
+        """What is wrong with a request, in the order in which FastAPI tells it."""
+        problems: list[Any] = []
+        for dependency in dependant.dependencies:
+            problems += await self._problems(connection, dependency)
+        for group in GROUPS:
+            problems += (await self._convert(connection, group, getattr(dependant, group)))[1]
+        return problems
+
+    async def _refusal(self, connection: HTTPConnection, problems: Sequence[Any]) -> Exception:
+        if not isinstance(connection, Request):
+            return WebSocketRequestValidationError(problems)
+        body = await self._body(connection)
+        return RequestValidationError(problems, body=None if body is NO_BODY else body)
+
+    def _unknown(self, name: str) -> SettingsValidationError:
+        handler = self.route.endpoint.__qualname__
+        if name in self._places:
+            return SettingsValidationError(
+                f"{self._title}: what {handler} receives as '{name}' is the result of a dependency: hand that "
+                f"dependency over, too, as {name}=Depends(...)"
+            )
+        known = ", ".join(known for known, place in self._places.items() if place is not None)
+        return SettingsValidationError(
+            f"{self._title}: {handler} takes no path, query, header, cookie or body parameter '{name}', and no "
+            f"dependency of it does: it takes {known or 'none'}"
+        )
 
 
-@lru_cache(maxsize=4096)
-def _places(handler: Callable[..., Any], path: str) -> Mapping[str, Place | None]:
+def route_of(connection: HTTPConnection) -> Any:
+    """The route that serves a request; of one in an included router, what later releases of FastAPI make of it."""
+    route = connection.scope["route"]
+    included = connection.scope.get("fastapi", {}).get("effective_route_context")
+    return included if included is not None and included.original_route is route else route
+
+
+def _places(root: Dependant) -> Mapping[str, Place | None]:
     """Where each parameter is taken: by the handler, else by the dependency nearest to it.
 
     None stands for what the handler receives as the result of a dependency.
     """
-    root = get_dependant(path=path, call=handler)
     places: dict[str, Place | None] = {}
     for dependant in _by_depth(root):
         for group in GROUPS:
             for field in getattr(dependant, group):
-                places.setdefault(field.name, Place(dependant, group))
+                places.setdefault(field.name, Place(dependant, group, field))
         if dependant is root:
             results = [each.name for each in root.dependencies if each.name is not None]
             places.update(dict.fromkeys(results))
     return places
+
+
+def _reads(places: Mapping[str, Place]) -> list[Read]:
+    """One for each list that a parameter stands in; parts of a body stand alone, since it may have files in it."""
+    reads: dict[tuple[int, str, str], Read] = {}
+    for name, (dependant, group, field) in places.items():
+        alone = group == "body_params"
+        fields = [field] if alone else getattr(dependant, group)
+        read = reads.setdefault((id(dependant), group, name if alone else ""), Read(group, fields, []))
+        read.names.append(name)
+    return list(reads.values())
 
 
 def _by_depth(root: Dependant) -> Iterator[Dependant]:
@@ -88,18 +182,3 @@ def _by_depth(root: Dependant) -> Iterator[Dependant]:
     while level:
         yield from level
         level = [dependency for dependant in level for dependency in dependant.dependencies]
-
-
-def _unknown(
-    title: str, handler: Callable[..., Any], name: str, places: Mapping[str, Place | None]
-) -> SettingsValidationError:
-    if name in places:
-        return SettingsValidationError(
-            f"{title}: what {handler.__qualname__} receives as '{name}' is the result of a dependency, which no other "
-            "dependency can see: name a path, query, header or cookie parameter"
-        )
-    known = ", ".join(known for known, place in places.items() if place is not None)
-    return SettingsValidationError(
-        f"{title}: {handler.__qualname__} takes no path, query, header or cookie parameter '{name}', and no dependency "
-        f"of it does: it takes {known or 'none'}"
-    )

@@ -1,6 +1,6 @@
 """`LockFamily`: the locks that one template names, with settings that are read once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Self
@@ -8,8 +8,8 @@ from typing import Self
 from starlette.requests import HTTPConnection
 
 from grelmicro.config import check_seconds
-from grelmicro.coordination import Lock, LockConfig, LockHandle
-from grelmicro_starlette.holding import hold
+from grelmicro.coordination import Lock, LockConfig, LockHandle, MultiLock, MultiLockHandle
+from grelmicro_starlette.holding import Hold
 from grelmicro_starlette.names import NameTemplate
 from grelmicro_starlette.serving import lock_backend
 
@@ -41,10 +41,21 @@ class LockFamily:
     def hold(
         self, name: str, connection: HTTPConnection, *, in_thread: bool
     ) -> AbstractAsyncContextManager[LockHandle]:
-        """Hold the lock `name` of this family while a request is served; see `hold`."""
-        lock = Lock.from_config(name, self.config, backend=lock_backend(connection))
-        return hold(lock, self.timeout, in_thread=in_thread)
+        """Hold the lock `name` of this family while a request is served; see `Hold`."""
+        return Hold(self.lock(name, connection), self.timeout, in_thread=in_thread, connection=connection)
+
+    def lock(self, name: str, connection: HTTPConnection) -> Lock:
+        """The lock `name` of this family, in the store of the app that serves the request."""
+        return Lock.from_config(name, self.config, backend=lock_backend(connection))
 
     def name(self, values: Mapping[str, object]) -> str:
         """The lock's name for these values; raises `KeyError` when one is missing."""
         return self.template.name(values)
+
+
+def hold_all(
+    families: Sequence[LockFamily], names: Sequence[str], connection: HTTPConnection, *, in_thread: bool
+) -> AbstractAsyncContextManager[MultiLockHandle]:
+    """Hold a lock of each of these families, all or none, for which the first one's `timeout` counts; see `Hold`."""
+    locks = [family.lock(name, connection) for family, name in zip(families, names, strict=True)]
+    return Hold(MultiLock(*locks), families[0].timeout, in_thread=in_thread, connection=connection)

@@ -1,17 +1,19 @@
 """`locked` and `leader_only`: decorators for Starlette handlers."""
 
 import functools
+import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
+from starlette.websockets import WebSocket
 
 from grelmicro.coordination import LeaderElection, LeadershipLostError
 from grelmicro.errors import SettingsValidationError
 from grelmicro_starlette.family import LockFamily
 from grelmicro_starlette.holding import runs_in_thread
-from grelmicro_starlette.serving import check_takes_part
+from grelmicro_starlette.serving import WEBSOCKET, check_takes_part
 
 Handler = Callable[..., Any]
 AsyncHandler = Callable[..., Coroutine[Any, Any, Any]]
@@ -84,18 +86,34 @@ def leader_only(leader: LeaderElection) -> Callable[[Handler], AsyncHandler]:
 
 
 def _awaitable(handler: Handler) -> AsyncHandler:
-    """`handler` as a coroutine function: a plain one runs in a thread, as Starlette would run it."""
+    """`handler` as a coroutine function: a plain one runs in a thread, as Starlette would run it.
+
+    Raises:
+        TypeError: it would return before its work is done.
+    """
+    called = inspect.unwrap(handler)
+    if inspect.isclass(called) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        raise TypeError(
+            f"{_title(handler)} is a {'class' if inspect.isclass(called) else 'generator'}: locked() and "
+            "leader_only() decorate functions and methods that handle a request; of a class, decorate its methods"
+        )
     return functools.partial(run_in_threadpool, handler) if runs_in_thread(handler) else handler
 
 
 def _connection(handler: Handler, args: tuple[object, ...], kwargs: Mapping[str, object]) -> HTTPConnection:
     for argument in (*args, *kwargs.values()):
         if isinstance(argument, HTTPConnection):
+            if isinstance(argument, WebSocket):
+                argument.scope[WEBSOCKET] = argument
             return argument
     raise TypeError(
-        f"{handler.__qualname__} was called without a request: locked() and leader_only() decorate handlers that take "
+        f"{_title(handler)} was called without a request: locked() and leader_only() decorate handlers that take "
         "the request or the websocket"
     )
+
+
+def _title(handler: Handler) -> str:
+    return getattr(handler, "__qualname__", type(handler).__qualname__)
 
 
 def _name(family: LockFamily, connection: HTTPConnection) -> str:

@@ -4,18 +4,36 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Generic, Protocol, TypeVar
 
-from grelmicro.coordination import CoordinationBackendError, Lock, LockHandle
+from starlette.requests import HTTPConnection
+
+from grelmicro.coordination import CoordinationBackendError, LockHandle, MultiLockHandle
 from grelmicro.errors import GrelmicroError
+from grelmicro_starlette.presence import WhilePresent, presence
 
 logger = logging.getLogger("grelmicro.starlette")
 
+Handle = LockHandle | MultiLockHandle
+H = TypeVar("H", bound=Handle)
+H_co = TypeVar("H_co", bound=Handle, covariant=True)
 
-@asynccontextmanager
-async def hold(lock: Lock, timeout: float | None, *, in_thread: bool = False) -> AsyncIterator[LockHandle]:
-    """Hold `lock` during the block. When it is lost meanwhile, a renewed one cancels the block.
+
+class Waited(Protocol[H_co]):
+    """A lock, or several as one."""
+
+    @property
+    def name(self) -> str:
+        """For texts."""
+
+    def acquire(self, *, timeout: float | None = None) -> Awaitable[H_co]:
+        """Take it, or all of them."""
+
+
+class Hold(Generic[H]):
+    """Holds `lock` during its block. When it is lost meanwhile, a renewed one cancels the block.
 
     A store that does not answer the release changes nothing for the block: it had the lock to its end, the release is
     repeated in the background, and a warning is logged.
@@ -25,32 +43,58 @@ async def hold(lock: Lock, timeout: float | None, *, in_thread: bool = False) ->
         timeout: seconds to wait for it; None waits as long as it takes, 0 tries once.
         in_thread: the work runs in a thread, which cannot be cancelled. A loss then shows at the end, and a block
             that is cancelled while its thread may run on leaves the lease to run out.
+        connection: whose client may leave: then it is waited for no more.
 
     Raises:
+        ClientLeftError: the client left before the lock was taken.
         LockTimeoutError: another holder kept it for `timeout` seconds.
         LockLostError: it was lost before the block ended.
         CoordinationBackendError: the store failed before the lock was taken.
     """
-    handle = await lock.acquire(timeout=timeout)
-    if not in_thread:
-        handle.interrupt_current_task()
-    try:
-        yield handle
-    except BaseException as error:
-        if handle.stop_interrupting(error):
-            handle.raise_if_lost()
+
+    __slots__ = ("_connection", "_handle", "_in_thread", "_lock", "_timeout")
+
+    def __init__(
+        self, lock: Waited[H], timeout: float | None, *, in_thread: bool = False, connection: HTTPConnection
+    ) -> None:
+        self._lock = lock
+        self._timeout = timeout
+        self._in_thread = in_thread
+        self._connection = connection
+
+    async def __aenter__(self) -> H:
+        client = None if self._timeout == 0 else presence(self._connection)
+        if client is None:
+            handle = await self._lock.acquire(timeout=self._timeout)
+        else:
+            with WhilePresent(client, self._lock.name):
+                handle = await self._lock.acquire(timeout=self._timeout)
+        if not self._in_thread:
+            handle.interrupt_current_task()
+        self._handle = handle
+        return handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        handle = self._handle
+        interrupted = handle.stop_interrupting(error)
         try:
-            await _end(handle, thread_runs_on=in_thread and isinstance(error, asyncio.CancelledError))
+            await _end(handle, thread_runs_on=self._in_thread and isinstance(error, asyncio.CancelledError))
         except GrelmicroError as failure:
+            if error is None:
+                raise
             error.add_note(str(failure))
-        raise
-    handle.stop_interrupting(None)
-    handle.raise_if_lost()
-    await _end(handle)
+        if error is None or interrupted:
+            handle.raise_if_lost()
 
 
-async def _end(handle: LockHandle, *, thread_runs_on: bool = False) -> None:
-    if handle.released or handle.lost:
+async def _end(handle: Handle, *, thread_runs_on: bool = False) -> None:
+    if handle.released:
+        return
+    if handle.lost:
+        if isinstance(handle, MultiLockHandle):
+            handle.give_back()  # but the one that was lost
         return
     try:
         if thread_runs_on:
@@ -64,8 +108,12 @@ async def _end(handle: LockHandle, *, thread_runs_on: bool = False) -> None:
 
 
 def runs_in_thread(handler: Callable[..., object]) -> bool:
-    """Whether a framework runs `handler` in a thread, since it is a plain function."""
+    """Whether a framework runs `handler` in a thread: neither it nor what it wraps is async."""
     while isinstance(handler, functools.partial):
         handler = handler.func
+    return not (_is_async(handler) or _is_async(inspect.unwrap(handler)))
+
+
+def _is_async(handler: Callable[..., object]) -> bool:
     called = handler if inspect.isroutine(handler) or inspect.isclass(handler) else type(handler).__call__
-    return not (inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called))
+    return inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)

@@ -2,14 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from grelmicro import Grelmicro
 from grelmicro.coordination import LeaderElection
 from grelmicro.signals import handing_over
-from grelmicro_starlette.serving import KEY
+from grelmicro_starlette.serving import KEY, installed_below
 
 logger = logging.getLogger("grelmicro.starlette")
 
@@ -27,7 +27,8 @@ def lifespan(
 ) -> Lifespan:
     """A lifespan that opens `micro` first and closes it last; the request state has it under `"grelmicro"`.
 
-    When a part of it fails to start, those that were started before are stopped, and its error is raised.
+    What was installed on apps mounted below opens and closes with it; their own lifespans do not run. When a part of it
+    fails to start, those that were started before are stopped, and its error is raised.
 
     Args:
         micro: what to open.
@@ -40,9 +41,12 @@ def lifespan(
 
     @asynccontextmanager
     async def opened(app: Any) -> AsyncIterator[Mapping[str, Any]]:
-        departure = _Departure(micro)
+        # This app's own comes last, so that `mine` is served by it.
+        every = [*(other for other in dict.fromkeys(installed_below(app)) if other is not micro), micro]
+        departure = _Departure(every)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(micro)
+            for each in every:
+                await stack.enter_async_context(each)
             if signals:
                 stack.enter_context(handing_over(departure))
             state = None if mine is None else await stack.enter_async_context(mine(app))
@@ -56,12 +60,13 @@ def lifespan(
 class _Departure:
     """What a signal that stops the process begins."""
 
-    def __init__(self, micro: Grelmicro) -> None:
-        self._micro = micro
+    def __init__(self, every: Sequence[Grelmicro]) -> None:
+        self._every = every
         self.begun = asyncio.Event()
 
     def hand_over(self) -> None:
-        self._micro.hand_over()
+        for micro in self._every:
+            micro.hand_over()
         self.begun.set()
 
 

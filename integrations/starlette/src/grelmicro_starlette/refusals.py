@@ -3,11 +3,12 @@
 import logging
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket, WebSocketState
 
 from grelmicro.config import check_seconds
@@ -20,6 +21,8 @@ from grelmicro.coordination import (
     OutcomeUnknownError,
     WouldBlockError,
 )
+from grelmicro_starlette.presence import ClientLeftError
+from grelmicro_starlette.serving import WEBSOCKET
 
 logger = logging.getLogger("grelmicro.starlette")
 
@@ -29,16 +32,38 @@ TELL_AGAIN = 30.0
 TRY_AGAIN_LATER = 1013
 """The close code of a refused websocket."""
 
+CLIENT_LEFT = 499
+"""The status of a request whose client left."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What a client is told."""
+    """Why a client is refused. It says nothing of who holds what, or where the store is."""
 
     kind: str
+    """One word that stays the same: `busy`, `lost`, `leadership-lost`, `not-leader`, `unavailable` or `unknown`."""
     status: int
+    """The HTTP status."""
     title: str
+    """A few words for people."""
     detail: str
+    """A sentence for people, which says what was done."""
+    retry_after: int = 1
+    """Whole seconds after which the client may try again."""
 
+    def response(self, **members: object) -> Response:
+        """The problem document (RFC 9457) with `Retry-After`; `members` are added to it, or replace what it has."""
+        document = {
+            "type": f"urn:grelmicro:{self.kind}",
+            "title": self.title,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        headers = {"retry-after": str(self.retry_after)}
+        return JSONResponse({**document, **members}, self.status, headers, "application/problem+json")
+
+
+Refusal = Callable[[HTTPConnection, Problem], Response]
 
 PROBLEMS: dict[type[Exception], Problem] = {
     WouldBlockError: Problem(
@@ -63,44 +88,41 @@ PROBLEMS: dict[type[Exception], Problem] = {
 }
 
 
-def exception_handlers(*, retry_after: float = 1) -> dict[Any, Any]:
+def exception_handlers(*, retry_after: float = 1, refusal: Refusal | None = None) -> dict[Any, Any]:
     """The handlers that answer refusals, for the `exception_handlers=` of an application.
 
-    Busy is 409; a lost lock, a worker that does not lead and a store that fails are 503. The body is
-    `application/problem+json` with `type`, `title`, `status` and `detail`. A websocket gets the same as a denial
-    response where the server can send one, and else the close code 1013.
+    Busy is 409; a lost lock, a worker that does not lead and a store that fails are 503. A websocket gets the same as a
+    denial response where the server can send one, and else the close code 1013 with the title. A client that has left
+    gets nothing, for which 499 stands in the log.
 
     Args:
-        retry_after: seconds that a client is told to wait, in whole seconds, rounded up.
+        retry_after: seconds that a client is told to wait, in whole seconds, rounded up. Where a task lock stays held
+            longer for its minimum hold, that is told.
+        refusal: what makes the answer of a request or websocket and its `Problem`; None: `Problem.response()`.
 
     Raises:
         SettingsValidationError: `retry_after` is no number of seconds.
     """
-    headers = {"retry-after": str(math.ceil(check_seconds("retry_after", retry_after, zero=True)))}
-
+    least = check_seconds("retry_after", retry_after, zero=True)
     trouble = _Trouble()
 
-    async def refuse(connection: Request | WebSocket, error: Exception) -> JSONResponse | None:
-        problem = _problem(error)
+    async def refuse(connection: Request | WebSocket, error: Exception) -> Response | None:
         if isinstance(error, CoordinationBackendError):
             trouble.tell(error)
-        response = JSONResponse(
-            {
-                "type": f"urn:grelmicro:{problem.kind}",
-                "title": problem.title,
-                "status": problem.status,
-                "detail": problem.detail,
-            },
-            status_code=problem.status,
-            headers=headers,
-            media_type="application/problem+json",
-        )
+        problem = replace(_problem(error), retry_after=math.ceil(max(least, getattr(error, "busy_for", None) or 0.0)))
+        response = problem.response() if refusal is None else refusal(connection, problem)
         if isinstance(connection, WebSocket):
             await _deny(connection, response, problem)
             return None
         return response
 
-    return dict.fromkeys((WouldBlockError, LockNotOwnedError, NotLeaderError, CoordinationBackendError), refuse)
+    refused = (WouldBlockError, LockNotOwnedError, NotLeaderError, CoordinationBackendError)
+    return {**dict.fromkeys(refused, refuse), ClientLeftError: _say_nothing}
+
+
+async def _say_nothing(connection: Request | WebSocket, error: Exception) -> Response | None:
+    """The client has left: nobody reads an answer, but logs and middleware see the status."""
+    return Response(status_code=CLIENT_LEFT) if isinstance(connection, Request) else None
 
 
 class _Trouble:
@@ -123,7 +145,8 @@ def _problem(error: Exception) -> Problem:
     return next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
 
 
-async def _deny(websocket: WebSocket, response: JSONResponse, problem: Problem) -> None:
+async def _deny(websocket: WebSocket, response: Response, problem: Problem) -> None:
+    websocket = websocket.scope.get(WEBSOCKET, websocket)
     if websocket.application_state is WebSocketState.CONNECTING:
         if "websocket.http.response" in websocket.scope.get("extensions", {}):
             await websocket.send_denial_response(response)

@@ -1,5 +1,9 @@
 """Which `Grelmicro` serves a request."""
 
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
 
 from grelmicro import Grelmicro
@@ -8,6 +12,9 @@ from grelmicro.errors import OutOfContextError
 
 KEY = "grelmicro"
 """Where an app's `Grelmicro` is found: in `app.state` and in the lifespan state."""
+
+WEBSOCKET = "grelmicro.websocket"
+"""Where a scope has the websocket that its handler uses: a class-based one shares it with nobody else."""
 
 
 def lock_backend(connection: HTTPConnection) -> LockBackend | None:
@@ -33,6 +40,15 @@ def check_takes_part(connection: HTTPConnection, leader: LeaderElection) -> None
         )
 
 
+def installed_below(app: Any) -> Iterator[Grelmicro]:
+    """What was installed on the apps that are mounted below `app`."""
+    for route in getattr(app, "routes", None) or ():
+        below = getattr(route, "app", None)
+        if isinstance(below, Starlette) and isinstance(own := getattr(below.state, KEY, None), Grelmicro):
+            yield own
+        yield from installed_below(route)
+
+
 def _grelmicro(connection: HTTPConnection) -> Grelmicro | None:
     """The app's own, else the one that the server's lifespan opened."""
     app_state = getattr(connection.scope.get("app"), "state", None)
@@ -43,7 +59,7 @@ def _grelmicro(connection: HTTPConnection) -> Grelmicro | None:
     if not found.is_open:
         raise OutOfContextError(
             "the Grelmicro of this app is not open, since the app's lifespan did not run: servers run the lifespan of "
-            "the root app alone, so call install() on that one, and not on an app that is mounted below it; "
+            "the root app alone, so call install() on that one, too, which opens those of apps mounted below it; "
             "in a test, use `with TestClient(app)`"
         )
     return found

@@ -1,4 +1,4 @@
-"""Where the locks of the demonstration are."""
+"""Where the leases of a sample application are."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ SERVERS = ("redis", "postgres")
 
 @contextmanager
 def located(store: str) -> Iterator[str]:
-    """The URL of the locks; for `redis` and `postgres` that of a server which runs until the block ends.
+    """The URL of the leases; for `redis` and `postgres` that of a server which runs until the block ends.
 
     REDIS_URL and POSTGRES_URL name another one, whose leases of other applications are not touched.
     """
@@ -20,4 +20,4 @@ def located(store: str) -> Iterator[str]:
     # Only whoever asks for a server needs what starts one.
     launched = resolve_name("tests.servers.launch:launched")
     with launched(store) as url:
-        yield f"{url}{'&' if '?' in url else '?'}namespace=orders-{token_hex(4)}"
+        yield f"{url}{'&' if '?' in url else '?'}namespace=sample-{token_hex(4)}"

@@ -1,5 +1,6 @@
-"""The workers: a uvicorn server with several processes, in a temporary folder, that never outlives its user."""
+"""A sample application on several uvicorn workers, in a temporary folder, that never outlives its user."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -7,13 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-ROOT = Path(__file__).resolve().parents[3]
-APP = "sample_apps.fastapi_orders.app:app"
+ROOT = Path(__file__).resolve().parents[1]
 
 PATIENCE = 5.0
 """Seconds that the server has to stop when it is asked to."""
@@ -23,21 +23,33 @@ class Workers:
     """The running server.
 
     Args:
+        app: which of the sample applications: the name of its folder.
         count: how many worker processes.
-        store: the URL of the locks; relative ones are in the temporary folder.
-        settings: further environment variables of the workers.
+        store: the URL of the leases.
+        settings: further environment variables of the workers. Relative paths are in the temporary folder.
+        options: further options of uvicorn.
         port: where to listen; 0 takes a free one.
         quiet: write what the server says to a file, not to the terminal.
     """
 
     def __init__(
-        self, count: int, store: str, settings: Mapping[str, str], *, port: int = 0, quiet: bool = True
+        self,
+        app: str,
+        count: int,
+        store: str,
+        settings: Mapping[str, str],
+        *,
+        options: Sequence[str] = (),
+        port: int = 0,
+        quiet: bool = True,
     ) -> None:
+        self.app = app
         self.count = count
         self.port = port or _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._store = store
         self._settings = settings
+        self._options = options
         self._quiet = quiet
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._server: subprocess.Popen[bytes] | None = None
@@ -47,11 +59,6 @@ class Workers:
         """Where the files of the server are."""
         assert self._folder is not None, "the server was not started"
         return Path(self._folder.name)
-
-    @property
-    def orders(self) -> Path:
-        """The file with the shop's data."""
-        return self.folder / "orders.db"
 
     @property
     def log(self) -> str:
@@ -68,12 +75,18 @@ class Workers:
         assert self._server is not None, "the server was not started"
         return self._server.wait()
 
+    def interrupt(self) -> None:
+        """Send SIGINT to all processes, as Ctrl-C in a terminal does."""
+        assert self._server is not None, "the server was not started"
+        _signal_group(self._server.pid, signal.SIGINT)
+
     def __enter__(self) -> Self:
-        self._folder = tempfile.TemporaryDirectory(prefix="fastapi-orders-", ignore_cleanup_errors=True)
-        command = [sys.executable, "-m", "uvicorn", APP, "--workers", str(self.count), "--port", str(self.port)]
-        command += ["--no-access-log", "--timeout-keep-alive", "60", "--timeout-graceful-shutdown", "3"]
+        self._folder = tempfile.TemporaryDirectory(prefix=f"{self.app}-", ignore_cleanup_errors=True)
+        command = [sys.executable, "-m", "uvicorn", f"sample_apps.{self.app}.app:app"]
+        command += ["--workers", str(self.count), "--port", str(self.port), "--no-access-log"]
+        command += ["--timeout-keep-alive", "60", "--timeout-graceful-shutdown", "3", *self._options]
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        settings = {"ORDERS": str(self.orders), "STORE": self._store, "PYTHONPATH": os.pathsep.join(paths)}
+        settings = {"STORE": self._store, "PYTHONPATH": os.pathsep.join(paths)}
         with (self.folder / "server.log").open("wb") as log:
             # A session of its own: signals to this program do not reach the workers behind its back, and one signal
             # to the group reaches all of them, also those of a supervisor that is gone.
@@ -127,3 +140,18 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def interruptible(work: Coroutine[Any, Any, int]) -> int:
+    """Run `work`; Ctrl-C, and SIGTERM as well, let it clean up first."""
+
+    async def run() -> int:
+        task = asyncio.ensure_future(work)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            return 130
+
+    return asyncio.run(run())

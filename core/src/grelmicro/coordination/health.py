@@ -1,0 +1,183 @@
+"""`HealthCheck`: looks now and then whether the stores answer, so that whoever asks gets an answer at once."""
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal
+
+from grelmicro.clock import SYSTEM_CLOCK, Clock, TimeLimit, sleep
+from grelmicro.config import check_seconds
+from grelmicro.coordination.component import Coordination
+from grelmicro.coordination.leaderelection import LeaderElection
+from grelmicro.coordination.outage import Outage
+from grelmicro.coordination.wait import SAFETY_POLL
+from grelmicro.errors import SettingsValidationError
+from grelmicro.lifecycle import Resource
+
+logger = logging.getLogger("grelmicro.coordination")
+
+AGAIN = 1.0
+"""Seconds after a look that failed until the next one, if the interval is longer."""
+
+TELL_AGAIN = 30.0
+"""Seconds between two log lines about a store that goes on failing."""
+
+BEGINNING = 0.5
+"""Seconds after the opening in which whoever asks waits for the first answers of the stores."""
+
+CLOSING = 1.0
+"""Seconds that a look has to end when the check is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreHealth:
+    """What is known of the stores."""
+
+    status: Literal["good", "failing", "stale", "unknown"]
+    """`stale`: it is not known any more; `unknown`: not yet."""
+    age: float | None
+    """Seconds since the last look that has ended began; None: there was none."""
+    error: str = ""
+    """The class of the error with which that look failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionHealth:
+    """What is known of an election in this process."""
+
+    status: Literal["good", "stale", "stopped"]
+    """`stale`: the store has not answered it for too long; `stopped`: it does not take part."""
+    leads: bool
+    """Whether this instance leads."""
+    age: float | None
+    """Seconds since the last request was sent that the store answered; None: there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """What a `HealthCheck` knows. It names no holder, and nothing of where the stores are."""
+
+    store: StoreHealth
+    elections: Mapping[str, ElectionHealth]
+
+    @property
+    def good(self) -> bool:
+        """Whether all is good; a worker that does not lead is."""
+        return self.store.status == "good" and all(each.status == "good" for each in self.elections.values())
+
+
+class HealthCheck(Resource):
+    """Looks at the stores of `coordination` while it is open; add it to an app with `Grelmicro.use`.
+
+    Args:
+        coordination: whose stores; a look is `Coordination.check`, and is given up after `interval`.
+        leaders: elections that this process has to take part in.
+        interval: seconds between two looks; after one that failed, at most one second.
+        stale_after: seconds after which the last look counts no more; None: three times `interval`, the least that
+            leaves time for a slow answer. An election counts no more after that, or later, by its own settings.
+        clock: the time of looks; tests move it.
+
+    Raises:
+        SettingsValidationError: a setting breaks a rule.
+    """
+
+    kind = "health"
+
+    def __init__(
+        self,
+        coordination: Coordination,
+        *,
+        leaders: Iterable[LeaderElection] = (),
+        interval: float = 5.0,
+        stale_after: float | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.interval = check_seconds("HealthCheck interval", interval)
+        longest = 3 * interval if stale_after is None else stale_after
+        self.stale_after = check_seconds("HealthCheck stale_after", longest)
+        if self.stale_after < 3 * self.interval:
+            raise SettingsValidationError(
+                "HealthCheck stale_after should be at least three times interval: a look may take an interval to "
+                "end, and is as old when the next one does"
+            )
+        self._coordination = coordination
+        self._leaders = tuple(leaders)
+        self._clock = clock
+        self._outage = Outage("the health check", logger)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._looked_at: float | None = None
+        self._error = ""
+        self._looking: asyncio.Task[None] | None = None
+        self._begins_until = 0.0
+
+    async def open(self) -> None:
+        """Begin to look; it waits for nothing."""
+        self._forget()
+        self._begins_until = monotonic() + BEGINNING
+        self._looking = asyncio.create_task(self._look_on(), name="grelmicro-health")
+
+    async def close(self) -> None:
+        """Look no more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait({self._looking}, timeout=CLOSING)  # not every look can be cut short
+        self._forget()
+
+    def abandon(self) -> None:
+        """Forget what another process or loop saw."""
+        self._forget()
+
+    async def report(self) -> HealthReport:
+        """What is known now. It waits for nothing, but for half a second after the opening."""
+        while self.is_open and monotonic() < self._begins_until and not self._has_begun():
+            await asyncio.sleep(0.01)
+        return HealthReport(self._store(), {leader.name: self._election(leader) for leader in self._leaders})
+
+    def _has_begun(self) -> bool:
+        return self._looked_at is not None and all(math.isfinite(each.last_round_age()) for each in self._leaders)
+
+    def _store(self) -> StoreHealth:
+        if self._looked_at is None or not self.is_open:
+            return StoreHealth("unknown", None)
+        age = round(self._clock.now() - self._looked_at, 3)
+        if age > self.stale_after:
+            return StoreHealth("stale", age, self._error)
+        return StoreHealth("failing" if self._error else "good", age, self._error)
+
+    def _election(self, leader: LeaderElection) -> ElectionHealth:
+        timing, age = leader.config, leader.last_round_age()
+        # A candidate that is woken when it can lead asks no more often than that.
+        limit = max(self.stale_after, max(SAFETY_POLL, 2 * timing.retry_interval) + timing.backend_timeout)
+        status: Literal["good", "stale", "stopped"] = "good" if age <= limit else "stale"
+        if not leader.is_running():
+            status = "stopped"
+        return ElectionHealth(status, leader.is_leader(), round(age, 3) if math.isfinite(age) else None)
+
+    async def _look_on(self) -> None:
+        me = asyncio.current_task()
+        while True:
+            began = self._clock.now()
+            failure: Exception | None = None
+            try:
+                async with TimeLimit(self._clock, self.interval):
+                    await self._coordination.check()
+            except Exception as error:
+                failure = error
+            if self._looking is not me:  # closed meanwhile, and the cancellation went unheard
+                return
+            self._note(began, failure)
+            await sleep(self._clock, min(self.interval, AGAIN) if failure else self.interval)
+
+    def _note(self, began: float, failure: Exception | None) -> None:
+        self._looked_at = began
+        if failure is None:
+            self._error = ""
+            self._outage.over(self._clock.now())
+        else:
+            self._error = type(failure).__name__
+            self._outage.note(failure, self._clock.now(), TELL_AGAIN)

@@ -1,0 +1,85 @@
+"""What a route declares of this package, read from its dependencies before any request."""
+
+import inspect
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
+
+from fastapi import params, routing
+from fastapi.dependencies.models import Dependant
+
+from grelmicro.errors import SettingsValidationError
+
+# Later releases of FastAPI keep an included router as it is; this yields what its routes are there. Before, its
+# routes were copied.
+effective_routes: Any = getattr(routing, "iter_route_contexts", iter)
+
+
+class Declared:
+    """The base of what FastAPI calls for a dependency of this package."""
+
+    refusals: ClassVar[tuple[int, ...]] = (409, 503)
+    """The statuses with which it can refuse a request."""
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """The names of the locks that it waits for, all at once."""
+        return ()
+
+
+class Declaration(params.Depends):
+    """What `LockDep` and its like return: a `Depends` that says so when it is given to another `Depends`."""
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        raise SettingsValidationError(
+            f"{self.dependency!r} is a dependency already: write Annotated[..., LockDep(...)] or "
+            "dependencies=[LockDep(...)], without Depends() around it"
+        )
+
+    def __call__(self) -> None:
+        """FastAPI asks for the signature of what can be called; nothing calls it."""
+
+
+def declared(dependant: Dependant) -> Iterator[Declared]:
+    """What a handler or dependency depends on, itself and through other dependencies."""
+    if isinstance(dependant.call, Declared):
+        yield dependant.call
+    for dependency in dependant.dependencies:
+        yield from declared(dependency)
+
+
+def check_locks(routes: Iterable[Any], prefix: str = "") -> None:
+    """Refuse routes that wait for one lock while they hold another one.
+
+    Raises:
+        SettingsValidationError: a route, or one of an app that is mounted among them, has two lock dependencies.
+    """
+    for route in effective_routes(routes):
+        check_locks_of(route, prefix)
+        check_locks(getattr(route, "routes", None) or (), prefix + (getattr(route, "path", None) or ""))
+
+
+def check_locks_of(route: Any, prefix: str = "") -> None:
+    """Refuse one such route."""
+    dependant = getattr(route, "dependant", None)
+    if dependant is None:
+        return
+    locks = dict.fromkeys(each.templates for each in declared(dependant) if each.templates)
+    if len(locks) > 1:
+        methods = "/".join(sorted(getattr(route, "methods", None) or ("websocket",)))
+        raise separate_locks(f"{methods} {prefix}{route.path}", *locks)
+
+
+def separate_locks(who: str, *locks: tuple[str, ...]) -> SettingsValidationError:
+    """The error about a request that would take one lock after the other.
+
+    Args:
+        who: the route, for the text.
+        locks: the names that each dependency takes at once.
+    """
+    names = list(dict.fromkeys(name for lock in locks for name in lock))
+    together = ", ".join(f'"{name}"' for name in names)
+    return SettingsValidationError(
+        f"{who} takes {' and then '.join(', '.join(map(repr, lock)) for lock in locks)}: whoever holds one lock and "
+        f"waits for another can wait for a request that does the reverse; take all at once with LocksDep({together})"
+    )

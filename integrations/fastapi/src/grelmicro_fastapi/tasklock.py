@@ -1,0 +1,72 @@
+"""`TaskFamily`: the task locks that one template names, and how a request holds one."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Self
+
+from fastapi.requests import HTTPConnection
+
+from grelmicro.coordination import CoordinationBackendError, LockHandle, TaskLock, TaskLockConfig
+from grelmicro.errors import GrelmicroError
+from grelmicro_starlette import NameTemplate, lock_backend
+
+logger = logging.getLogger("grelmicro.fastapi")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFamily:
+    """What handlers hold while they run, and for a while afterwards: one for each set of values of the fields."""
+
+    template: NameTemplate
+    config: TaskLockConfig
+
+    @classmethod
+    def of(
+        cls, name: str, *, min_hold_duration: float | None, auto_renew: bool | None, lease_duration: float | None
+    ) -> Self:
+        """The family of a template; settings left None come from the environment.
+
+        Raises:
+            SettingsValidationError: the template or a setting breaks a rule.
+        """
+        template = NameTemplate(name)
+        config = TaskLock(
+            name, min_hold_duration=min_hold_duration, auto_renew=auto_renew, lease_duration=lease_duration
+        ).config
+        if "auto_renew" not in config.model_fields_set:
+            config = config.model_copy(update={"auto_renew": True})  # as that of a lock that a handler holds
+        return cls(template, config)
+
+    def name(self, values: Mapping[str, object]) -> str:
+        """The name for these values; raises `KeyError` when one is missing."""
+        return self.template.name(values)
+
+    @asynccontextmanager
+    async def hold(self, name: str, connection: HTTPConnection, *, in_thread: bool) -> AsyncIterator[LockHandle]:
+        """Hold the task lock `name` while a request is served, without waiting for it.
+
+        Raises:
+            WouldBlockError: another holder has it, or its minimum hold is not over.
+            LockLostError: it was lost before the request was served.
+            CoordinationBackendError: the store failed before it was taken.
+        """
+        served = False
+        try:
+            async with TaskLock.from_config(name, self.config, backend=lock_backend(connection)) as handle:
+                if in_thread:
+                    handle.stop_interrupting(None)  # a thread cannot be cancelled: a loss shows at the end
+                try:
+                    yield handle
+                except asyncio.CancelledError:
+                    if in_thread:  # which may run on
+                        with suppress(GrelmicroError):
+                            await handle.shorten(handle.expires_in)
+                    raise
+                served = True
+        except CoordinationBackendError as failure:
+            if not served:
+                raise
+            logger.warning("task lock '%s' runs out later than it should: %s", name, failure)

@@ -1,0 +1,68 @@
+"""At the first signal a server's leader hands over, whatever the server still serves; at the second all of it ends."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.deployments.server import SOON, Deployment, alive_in, deployed
+from tests.helpers.sites import Site, site
+
+__all__ = ["site"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+APP = "tests.deployments.duty_app:app"
+
+
+@contextmanager
+def open_request_to(server: Deployment, pid: int) -> Iterator[None]:
+    """A request that the worker of this process goes on answering."""
+    with ExitStack() as stack:
+        for _ in range(200):
+            response = stack.enter_context(httpx2.stream("GET", server.url + "/stream", timeout=30, trust_env=False))
+            lines = response.iter_lines()
+            if int(next(lines)) == pid:
+                yield
+                del lines  # which would have closed the connection before
+                return
+    raise AssertionError(f"{pid} does not answer")
+
+
+def env(site: Site, **more: str) -> dict[str, str]:
+    return {"URL": site.url, "DIARY": str(site.diary.path), **more}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["uvicorn workers", "gunicorn", "gunicorn asgi"])
+def test_successor_leads_at_the_first(site: Site, tmp_path: Path, name: str, number: int) -> None:
+    """The lease lasts 15 seconds, and the leader's worker has a request that never ends."""
+    with deployed(name, APP, folder=tmp_path, **env(site)) as server:
+        (first,) = site.wait_led(len)
+        with open_request_to(server, first.pid), site.worker() as other:
+            at = server.send(number)
+            led = site.wait_led(lambda led: led[-1].pid == other.pid)
+            assert led[-1].at < at + SOON
+    assert site.most_at_once() == 1
+
+
+@pytest.mark.parametrize("name", ["uvicorn", "uvicorn workers", "gunicorn"])
+def test_second_interrupt_ends_all_of_it(site: Site, tmp_path: Path, name: str) -> None:
+    """Neither a request that never ends nor work of the leader that takes a minute to end holds it up."""
+    with deployed(name, APP, folder=tmp_path, **env(site, SLOWNESS="60", LEASE="5")) as server:
+        (first,) = site.wait_led(len)
+        with open_request_to(server, first.pid), site.worker(5.0) as other:
+            server.send_all(signal.SIGINT)
+            server.wait_said("Waiting for connections to close")
+            assert server.process.poll() is None
+            at = server.send_all(signal.SIGINT)
+            while alive_in(server.pid):
+                server.process.poll()
+                assert time.monotonic() < at + SOON, "it runs on"
+                time.sleep(0.02)
+            led = site.wait_led(lambda led: led[-1].pid == other.pid)
+            assert led[-1].at < at + 5.0 + SOON
