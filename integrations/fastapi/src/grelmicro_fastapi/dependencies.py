@@ -38,7 +38,7 @@ def LockDep(
         name: the lock's name; `{field}` stands for a path, query, header, cookie or body parameter, as the handler
             receives it: for `cart_id: int`, `/carts/042` and `/carts/42` are one cart. `{order.item_id}` is a field of
             the body `order`. A parameter that only a dependency takes counts as that one receives it. Different values
-            never share a name; `NameTemplate` of `grelmicro_starlette` tells what is encoded for that.
+            never share a name; `grelmicro.names.NameTemplate` tells what is encoded for that.
             The lock's environment variables are those of the template: `GREL_LOCK_CART_*` for `cart:{cart_id}`.
         timeout: seconds to wait for the lock; None waits as long as it takes, 0 tries once.
         auto_renew: keep the lease alive while it is held. None: the environment, else on.

@@ -8,7 +8,7 @@ from fastapi import params
 from fastapi.requests import HTTPConnection
 
 from grelmicro.errors import SettingsValidationError
-from grelmicro_starlette import NameTemplate
+from grelmicro.names import NameTemplate
 
 CONNECTION = "connection"
 """The parameter by which the callables of this package get the request or websocket."""

@@ -11,7 +11,8 @@ from fastapi.requests import HTTPConnection
 
 from grelmicro.coordination import CoordinationBackendError, LockHandle, TaskLock, TaskLockConfig
 from grelmicro.errors import GrelmicroError
-from grelmicro_starlette import NameTemplate, lock_backend
+from grelmicro.names import NameTemplate
+from grelmicro_starlette import lock_backend
 
 logger = logging.getLogger("grelmicro.fastapi")
 

@@ -1,12 +1,12 @@
 """Starlette integration of grelmicro-suite."""
 
+from grelmicro.names import NameTemplate
 from grelmicro_starlette.family import LockFamily, hold_all
 from grelmicro_starlette.guards import leader_only, locked
 from grelmicro_starlette.holding import runs_in_thread
 from grelmicro_starlette.install import install
 from grelmicro_starlette.lifespan import lifespan
 from grelmicro_starlette.middleware import CoordinationMiddleware
-from grelmicro_starlette.names import NameTemplate
 from grelmicro_starlette.presence import ClientLeftError
 from grelmicro_starlette.readiness import readiness
 from grelmicro_starlette.refusals import Problem, Refusal, exception_handlers

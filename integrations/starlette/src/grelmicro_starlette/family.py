@@ -9,8 +9,8 @@ from starlette.requests import HTTPConnection
 
 from grelmicro.config import check_seconds
 from grelmicro.coordination import Lock, LockConfig, LockHandle, MultiLock, MultiLockHandle
+from grelmicro.names import NameTemplate
 from grelmicro_starlette.holding import Hold
-from grelmicro_starlette.names import NameTemplate
 from grelmicro_starlette.serving import lock_backend
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from grelmicro.errors import SettingsValidationError
-from grelmicro_starlette.names import LONGEST, NameTemplate
+from grelmicro.names import LONGEST, NameTemplate
 
 
 class Color(Enum):

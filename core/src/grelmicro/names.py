@@ -1,4 +1,4 @@
-"""`NameTemplate`: the name of a lock, built from the values of a request so that different values never share one."""
+"""`NameTemplate`: the name of a lock, built from values so that different ones never share a name."""
 
 import re
 from collections.abc import Mapping, Set
