@@ -19,7 +19,7 @@ from sample_apps.fastapi_orders.demo.selling import Selling, danger, safety, sum
 from sample_apps.fastapi_orders.shop import Receipt, Shop
 from tests.repo.source import ROOT
 
-COMMAND = [sys.executable, "-m", "sample_apps.fastapi_orders.demo", "--requests", "48"]
+COMMAND = [sys.executable, "-m", "sample_apps.fastapi_orders.demo", "--requests", "96"]
 
 
 def workers_of(process: "subprocess.Popen[str]") -> list[psutil.Process]:
@@ -40,7 +40,7 @@ def test_every_claim_holds_and_nothing_is_left() -> None:
     assert [claim for claim in document["claims"] if not claim["held"]] == []
     assert len(document["claims"]) == 6
     assert process.returncode == 0
-    assert document["figures"]["with_lock"]["sold"] == document["figures"]["with_lock"]["stock"] == 12
+    assert document["figures"]["with_lock"]["sold"] == document["figures"]["with_lock"]["stock"] == 24
     assert not [worker for worker in workers if worker.is_running()]
 
 

@@ -13,9 +13,6 @@ from grelmicro.leases import Lease
 
 logger = logging.getLogger("grelmicro.coordination")
 
-SURE = 1 - DRIFT
-"""The share of a lease that it surely lasts."""
-
 
 class Hold:
     """A lease and its local deadline. It keeps the backend that granted it, whose renewer may keep it alive."""
@@ -38,7 +35,7 @@ class Hold:
         self.lease = lease
         self.duration = duration
         # The promise starts before the question was sent: the answer may be late, the store's clock may run faster.
-        self.deadline = sent_at + duration * SURE
+        self.deadline = sent_at + duration * (1 - DRIFT)
         self.renew_at = sent_at + duration / 3
 
     @property
@@ -122,12 +119,12 @@ class Hold:
 
     def ask(self, sent_at: float, ttl: float) -> None:
         """A renewal for `ttl` seconds is sent at `sent_at`: if it shortens the lease, its answer may be lost."""
-        self.deadline = min(self.deadline, sent_at + ttl * SURE)
+        self.deadline = min(self.deadline, sent_at + ttl * (1 - DRIFT))
 
     def confirm(self, lease: Lease, sent_at: float, ttl: float) -> None:
         """A renewal sent at `sent_at` for `ttl` seconds was granted."""
         self.lease = lease
-        self.deadline = sent_at + ttl * SURE
+        self.deadline = sent_at + ttl * (1 - DRIFT)
         self.renew_at = sent_at + self.duration / 3
         emit("renewed", lease.name)
 
