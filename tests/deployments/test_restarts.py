@@ -2,12 +2,14 @@
 
 import signal
 import time
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
+import httpx2
 import pytest
 
-from tests.deployments.server import SOON, deployed
+from tests.deployments.server import deployed
 from tests.helpers.programs import PATIENCE
 from tests.helpers.sites import Site, site
 
@@ -17,9 +19,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 APP = "tests.deployments.duty_app:app"
 
+LEASE = 60.0
+
+SOON = LEASE / 4
+"""Seconds within which a busy machine hands over while it starts workers; who waits for the lease waits far longer."""
+
 
 def env(site: Site) -> dict[str, str]:
-    return {"URL": site.url, "DIARY": str(site.diary.path)}
+    return {"URL": site.url, "DIARY": str(site.diary.path), "LEASE": str(LEASE)}
 
 
 def longest_wait(site: Site) -> float:
@@ -37,7 +44,7 @@ def test_a_reload_of_all_workers(site: Site, tmp_path: Path, name: str) -> None:
         old = {line.pid for line in site.diary.lines("stands")}
         server.send(signal.SIGHUP)
         site.diary.wait(lambda lines: {line.pid for line in lines} >= old, "closes")
-        site.diary.wait(lambda lines: len(lines) == 8, "stands")
+        site.diary.wait(lambda lines: len(lines) >= 8, "stands")
         site.wait_led(lambda led: led[-1].pid not in old)
         assert longest_wait(site) < SOON
     assert site.most_at_once() == 1
@@ -50,7 +57,8 @@ def test_a_leader_that_has_served_its_share_of_requests(site: Site, tmp_path: Pa
         (first,) = site.wait_led(len)
         until = time.monotonic() + PATIENCE
         while len(site.led()) < 2:
-            server.ask_many("/who", 4)
+            with suppress(httpx2.TransportError):  # some ask a worker that ends
+                server.ask("/who", timeout=5)
             assert time.monotonic() < until
         assert first.pid in {line.pid for line in site.diary.lines("closes")}
         assert longest_wait(site) < SOON
