@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from grelmicro import Grelmicro
 from grelmicro.backends.memory import MemoryStore
-from grelmicro.coordination import Coordination, LeaderRecord, LockHandle
+from grelmicro.coordination import Coordination, LeaderElection, LeaderRecord, LockHandle
 from grelmicro.errors import SettingsValidationError
 from grelmicro.task import Tasks
 from grelmicro.testing import held_elsewhere
@@ -55,6 +55,27 @@ def test_lock_and_fence_of_a_name_are_one() -> None:
 
     with TestClient(app) as client:
         assert client.get("/1").json() is True
+
+
+def test_settings_of_a_lock_are_those_of_the_dependency_that_is_entered_first() -> None:
+    app, micro = new_app()
+    first = LockDep("a:{x}", timeout=0, lease_duration=7)
+    second = LockDep("a:{x}", timeout=None, lease_duration=90)
+
+    @app.get("/{x}", dependencies=[first])
+    async def show(x: int, held: Annotated[LockHandle, second]) -> bool:
+        return 6 < held.expires_in <= 7
+
+    with TestClient(app) as client:
+        assert client.get("/1").json() is True
+        with held_elsewhere(micro, "a:1"):
+            assert client.get("/1").status_code == 409
+
+
+@pytest.mark.parametrize("leader", ["index", None, LeaderElection])
+def test_leader_is_an_election(leader: Any) -> None:
+    with pytest.raises(SettingsValidationError, match=r"^LeaderDep\(leader\): .* LeaderElection"):
+        LeaderDep(leader)
 
 
 DECLARATIONS: dict[str, tuple[Any, str]] = {

@@ -1,6 +1,7 @@
 """`install` on FastAPI: what it passes on, and the routes that it refuses."""
 
 import inspect
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
@@ -247,6 +248,21 @@ def test_some_locks_at_once_and_another_one_are_two(others: tuple[Any, Any]) -> 
     install(app, new())
     with refused("GET /{x}/{y}"):
         app.get("/{x}/{y}", dependencies=others)(move)
+
+
+@pytest.mark.parametrize(
+    ("others", "advice"),
+    [
+        ((A, LocksDep("a:{x}", "b:{y}")), '\'a:{x}\', which is part of LocksDep("a:{x}", "b:{y}")'),
+        ((LocksDep("a:{x}", "b:{y}"), A, B), "'a:{x}' and 'b:{y}', which is part of LocksDep(\"a:{x}\", \"b:{y}\")"),
+        ((LocksDep("a:{x}", "b:{y}"), LocksDep("b:{y}", "a:{x}")), "'b:{y}', 'a:{x}', which is part of LocksDep"),
+    ],
+)
+def test_what_is_held_with_others_is_to_be_left_out(others: tuple[Any, ...], advice: str) -> None:
+    app = FastAPI(dependencies=others[:1])
+    install(app, new())
+    with pytest.raises(SettingsValidationError, match=re.escape(f"; leave out the dependency on {advice}")):
+        app.get("/{x}/{y}", dependencies=others[1:])(move)
 
 
 def test_two_locks_of_two_routes_are_fine() -> None:

@@ -194,6 +194,14 @@ def test_election_that_never_started_is_told() -> None:
         client.get("/")
 
 
+@pytest.mark.parametrize("wrong", [ship, "feed", LeaderElection, None], ids=["bare", "name", "class", "none"])
+def test_something_that_is_no_election_is_refused_where_it_is_written(wrong: Any) -> None:
+    with pytest.raises(
+        SettingsValidationError, match=r"leader_only\(\) takes a LeaderElection, not .*@leader_only\(leader\)"
+    ):
+        leader_only(wrong)
+
+
 async def test_lost_term_ends_the_handler() -> None:
     leader = LeaderElection("feed")
     ended = asyncio.Event()

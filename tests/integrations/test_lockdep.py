@@ -132,6 +132,7 @@ def test_parameter_of_a_prefix_that_nobody_takes() -> None:
 
     app.include_router(router, prefix="/v1")
     assert lock_name(app, "/v1/shops/Nord/stock/007") == "stock:Nord:7"
+    assert lock_name(app, "/v1/shops/007/stock/7") == "stock:007:7"
 
 
 def test_lock_of_a_router_and_of_a_route() -> None:

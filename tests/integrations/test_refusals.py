@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,9 +29,11 @@ from grelmicro.coordination import (
     TaskLock,
     WouldBlockError,
 )
+from grelmicro.errors import SettingsValidationError
 from grelmicro.testing import held_elsewhere
 from grelmicro_starlette import Problem, exception_handlers, install, locked
 from grelmicro_starlette.presence import ClientLeftError
+from grelmicro_starlette.refusals import PROBLEMS
 from tests.integrations.asgi import client_of as running
 
 SECRET = "lock 'cart' is held by web-1:task:0123"
@@ -39,13 +42,13 @@ BUSY = {
     "type": "urn:grelmicro:busy",
     "title": "Busy",
     "status": 409,
-    "detail": "Another request is being served that excludes this one. Nothing was done.",
+    "detail": "Something is under way, or was just done, that excludes this request.",
 }
 LOST = {
     "type": "urn:grelmicro:lost",
     "title": "Interrupted",
     "status": 503,
-    "detail": "The right to do this was lost on the way. It may have been done in part.",
+    "detail": "The right to do this was lost on the way. It may have been done, or a part of it.",
 }
 UNAVAILABLE = {
     "type": "urn:grelmicro:unavailable",
@@ -63,13 +66,13 @@ NOT_LEADER = {
     "type": "urn:grelmicro:not-leader",
     "title": "Not the leader",
     "status": 503,
-    "detail": "Another worker has this duty. Nothing was done.",
+    "detail": "This worker does not have this duty now.",
 }
 LEADERSHIP_LOST = {
     "type": "urn:grelmicro:leadership-lost",
     "title": "Interrupted",
     "status": 503,
-    "detail": "This worker's duty ended on the way. It may have been done in part.",
+    "detail": "This worker's duty ended on the way. It may have been done, or a part of it.",
 }
 
 DOCUMENTS: list[tuple[type[Exception], dict[str, Any]]] = [
@@ -265,6 +268,71 @@ def test_install_takes_it_too() -> None:
     install(app, Grelmicro(uses=[Coordination.from_url("memory://")]), refusal=envelope)
     with TestClient(app) as client:
         assert client.get("/").status_code == 423
+
+
+async def coroutine(connection: HTTPConnection, problem: Problem) -> Response:
+    return Response()
+
+
+class Coroutine:
+    async def __call__(self, connection: HTTPConnection, problem: Problem) -> Response:
+        return Response()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (3, "not int"),
+        (Response(), "not Response"),
+        (coroutine, "not a coroutine function"),
+        (partial(coroutine), "not partial"),
+        (Coroutine(), "not Coroutine"),
+    ],
+    ids=["number", "response", "coroutine", "partial", "object"],
+)
+def test_what_cannot_make_an_answer_is_refused_before_the_start(wrong: Any, told: str) -> None:
+    app, micro = Starlette(), Grelmicro(uses=[Coordination.from_url("memory://")])
+    for refused in (lambda: exception_handlers(refusal=wrong), lambda: install(app, micro, refusal=wrong)):
+        with pytest.raises(SettingsValidationError, match=f"refusal= should be a function .*, {told}$"):
+            refused()
+    assert (app.user_middleware, app.exception_handlers) == ([], {})
+
+
+@pytest.mark.parametrize("answer", [None, {"code": "busy"}], ids=["nothing", "dict"])
+def test_a_refusal_that_is_no_response_does_not_cost_the_client_its_answer(
+    answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = client_of(WouldBlockError(SECRET), refusal=lambda connection, problem: answer)
+    for _ in range(3):
+        response = client.get("/")
+        assert (response.status_code, response.json(), response.headers["retry-after"]) == (409, BUSY, "1")
+    (told,) = [record for record in caplog.records if record.name == "grelmicro.starlette"]
+    assert told.levelno == logging.ERROR
+    assert f"refusal= returned {type(answer).__name__} and no Response" in told.getMessage()
+
+
+def test_a_refusal_that_fails_does_not_either(caplog: pytest.LogCaptureFixture) -> None:
+    client = client_of(WouldBlockError(SECRET), refusal=lambda connection, problem: Response(problem["kind"]))
+    with pytest.raises(WebSocketDenialResponse) as denial, client.websocket_connect("/ws"):
+        pass
+    assert denial.value.json() == BUSY
+    (told,) = [record for record in caplog.records if record.name == "grelmicro.starlette"]
+    assert "refusal= failed" in told.getMessage()
+    assert told.exc_info
+    assert told.exc_info[0] is TypeError
+
+
+def test_a_coroutine_that_is_returned_is_told_like_any_other_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """One that stays behind without being awaited would be a warning, and so an error here."""
+    client = client_of(WouldBlockError(SECRET), refusal=lambda connection, problem: coroutine(connection, problem))
+    assert client.get("/").json() == BUSY
+    assert "refusal= returned coroutine and no Response" in caplog.text
+
+
+def test_an_answer_tells_nothing_of_what_the_route_did_before() -> None:
+    """The lock may have been taken inside the route, when it had done something."""
+    for kind in PROBLEMS.values():
+        assert "othing was done" not in kind.detail
 
 
 def test_a_client_that_left_gets_nothing() -> None:

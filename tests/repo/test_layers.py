@@ -21,6 +21,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.lifecycle",
         "grelmicro.names",
         "grelmicro.signals",
+        "grelmicro.texts",
     ),
     ("grelmicro.leases.*",),
     (

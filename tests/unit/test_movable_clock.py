@@ -6,11 +6,12 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grelmicro.clock import Clock, Signal, TimeLimit, end_within, sleep
-from grelmicro.errors import OutOfContextError
+from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.testing import MovableClock
 
 
@@ -281,3 +282,23 @@ async def test_a_thread_form_is_refused_on_a_loop_that_never_waited() -> None:
     with pytest.raises(OutOfContextError, match="await the async form"):
         clock.from_thread.advance(1.0)
     assert clock.now() == 0.0
+
+
+@pytest.mark.parametrize("wrong", [-100.0, float("nan"), float("inf"), "5", True])
+async def test_time_passes_forward_and_by_a_number(wrong: Any) -> None:
+    clock = MovableClock(now=10.0, wall=1_000.0)
+    for name in ("advance", "shift"):
+        with pytest.raises(SettingsValidationError, match="seconds should be a number of seconds, 0 or more"):
+            await getattr(clock, name)(wrong)
+        with pytest.raises(SettingsValidationError, match="seconds should be a number of seconds, 0 or more"):
+            await asyncio.to_thread(getattr(clock.from_thread, name), wrong)
+    await clock.advance(0)
+    assert (clock.now(), clock.wall()) == (10.0, 1_000.0)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf"), "5", True])
+def test_the_wall_clock_is_set_by_a_number(wrong: Any) -> None:
+    clock = MovableClock(now=10.0, wall=1_000.0)
+    with pytest.raises(SettingsValidationError, match=r"shift_wall\(\): seconds should be a finite number"):
+        clock.shift_wall(wrong)
+    assert clock.wall() == 1_000.0

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 NO_APP = (
     "Lock 'cart': no app is open: open one around this code with `async with Grelmicro(uses=[Coordination(...)])` "
-    "(`with` in a script), or pass backend="
+    "(`with` in a script), or pass backend=; a web application is opened by install(app, micro) of its integration, "
+    "and in a test by `with TestClient(app)`"
 )
 SEVERAL = (
     "Lock 'cart': 2 apps are open, and none of them is bound to this context: "
@@ -26,7 +27,8 @@ SEVERAL = (
 )
 CLOSED = (
     "Lock 'cart': the app of this context is not open, and another one is never used in its place: keep it open "
-    "around this code; servers of web applications run the lifespan of the root app alone, so open it there"
+    "around this code; servers of web applications run the lifespan of the root app alone, so open it there, "
+    "and in a test use `with TestClient(app)`"
 )
 MOVED = (
     "Lock 'cart' was used with another app that is still open: "

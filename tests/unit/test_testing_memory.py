@@ -238,7 +238,10 @@ async def test_an_open_app_is_refused(nothing_left: None) -> None:
     micro = Grelmicro(uses=[Coordination.from_url("memory://")])
     async with micro:
         with (
-            pytest.raises(OutOfContextError, match="Grelmicro is open: enter it before the app is opened"),
+            pytest.raises(
+                OutOfContextError,
+                match="Grelmicro is open: enter it before the app is opened; if this test did not open it, an earlier",
+            ),
             on_memory(micro),
         ):
             pass

@@ -87,7 +87,8 @@ def active_app(user: str, *, any_loop: bool = False) -> App:
             return app
         raise OutOfContextError(
             f"{user}: the app of this context is not open, and another one is never used in its place: keep it open "
-            "around this code; servers of web applications run the lifespan of the root app alone, so open it there"
+            "around this code; servers of web applications run the lifespan of the root app alone, so open it there, "
+            "and in a test use `with TestClient(app)`"
         )
     loops = {app: app.get_loop() for app in open_apps if app.is_open}
     if any_loop:
@@ -100,7 +101,8 @@ def active_app(user: str, *, any_loop: bool = False) -> App:
     if not apps:
         raise OutOfContextError(
             f"{user}: no app is open: open one around this code with `async with Grelmicro(uses=[Coordination(...)])` "
-            "(`with` in a script), or pass backend="
+            "(`with` in a script), or pass backend=; a web application is opened by install(app, micro) of its "
+            "integration, and in a test by `with TestClient(app)`"
         )
     raise OutOfContextError(
         f"{user}: {len(apps)} apps are open, and none of them is bound to this context: "

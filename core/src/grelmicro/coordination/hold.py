@@ -139,10 +139,16 @@ class Hold:
 
     def lost_error(self, action: str, kind: type[LockNotOwnedError] = LockNotOwnedError) -> LockNotOwnedError:
         """Why it cannot be `action`, such as `extended`, when it is lost."""
-        return kind(
-            f"lock '{self._name}' cannot be {action}: {self.why_lost()}; stop the guarded work, "
-            "and use a longer lease_duration or auto_renew=True if it needs more time"
-        )
+        remedy = "use a longer lease_duration or auto_renew=True if it needs more time"
+        if self._reached_max_hold():
+            remedy = "make it shorter or use a longer max_hold"
+        return kind(f"lock '{self._name}' cannot be {action}: {self.why_lost()}; stop the guarded work, and {remedy}")
+
+    def _reached_max_hold(self) -> bool:
+        """Whether its lease ran out, and could not have lasted any longer."""
+        if self._generation is not lifecycle.generation or self._backend.clock.now() < self.deadline:
+            return False
+        return self.ttl(self.deadline) <= 2 * self.duration * DRIFT  # the promise ends a little before the lease
 
     def why_lost(self) -> str:
         """The reason of the loss, for texts."""

@@ -1,15 +1,20 @@
 """Aids for the tests of an application that uses locks."""
 
+import re
 from types import TracebackType
 
 from grelmicro import Grelmicro
-from grelmicro.coordination import Lock, LockConfig, LockHandle, LockNotOwnedError, ThreadLockHandle
+from grelmicro.coordination import Lock, LockConfig, LockHandle, LockNotOwnedError, TaskLock, ThreadLockHandle
+from grelmicro.errors import OutOfContextError, SettingsValidationError
+
+FIELD = re.compile(r"\{[^\W\d]\w*(\.\w+)*\}")
+"""A field of a template. Other braces, as in JSON, are part of a name."""
 
 
 def held_elsewhere(
-    micro: Grelmicro, name: str, *, timeout: float = 5.0, lease_duration: float = 60.0
+    micro: Grelmicro, name: str | Lock | TaskLock, *, timeout: float = 5.0, lease_duration: float = 60.0
 ) -> "HeldElsewhere":
-    """Hold a lock as another worker would, so that the tested code finds it busy.
+    """Hold a lock or a task lock as another worker would, so that the tested code finds it busy.
 
         with TestClient(app) as client, held_elsewhere(micro, "cart:42"):
             assert client.post("/carts/42/checkout").status_code == 409
@@ -19,11 +24,39 @@ def held_elsewhere(
 
     Args:
         micro: the app under test; it must be open when the block is entered.
-        name: the lock's full name.
+        name: a lock's full name; or a `Lock` or `TaskLock`, of which the name counts, and the backend if it was given
+            one. For what `TaskLockDep("report:{day}")` holds, `TaskLock("report:7")`.
         timeout: seconds to wait for it.
         lease_duration: seconds after which the other worker loses it, as if it had died.
+
+    Raises:
+        SettingsValidationError: `name` is none of these, or a template such as `cart:{cart_id}`, which no lock that
+            the tested code takes has for its name.
     """
+    if not isinstance(name, str | Lock | TaskLock):
+        raise SettingsValidationError(
+            f"held_elsewhere() takes the name of a lock, a Lock or a TaskLock, not {type(name).__name__}"
+        )
+    if isinstance(name, str) and FIELD.search(name):
+        raise SettingsValidationError(
+            f"held_elsewhere(): {name!r} looks like a template: give the name itself, such as 'a:1', "
+            f"or Lock({name!r}) where that is the name"
+        )
     return HeldElsewhere(micro, name, timeout, LockConfig(worker="elsewhere", lease_duration=lease_duration))
+
+
+def check_entered(micro: Grelmicro, aid: str) -> None:
+    """Raise `OutOfContextError` if the app is not open."""
+    if not micro.is_open:
+        raise OutOfContextError(
+            f"{aid}: the app is not open: enter it first, with `with TestClient(app)` or `async with micro`"
+        )
+
+
+class OthersTaskLock(Lock):
+    """A task lock as another worker has it. A test waits for it as for a lock, and it has no minimum hold."""
+
+    kind = "tasklock"
 
 
 class HeldElsewhere:
@@ -33,9 +66,9 @@ class HeldElsewhere:
     when the app is not open or the form is not the one for this thread.
     """
 
-    def __init__(self, micro: Grelmicro, name: str, timeout: float, config: LockConfig) -> None:
+    def __init__(self, micro: Grelmicro, lock: str | Lock | TaskLock, timeout: float, config: LockConfig) -> None:
         self._micro = micro
-        self._name = name
+        self._what = lock
         self._timeout = timeout
         self._config = config
         self._in_thread: ThreadLockHandle | None = None
@@ -69,4 +102,9 @@ class HeldElsewhere:
 
     def _lock(self) -> Lock:
         """Another worker is another instance: nothing of the app's own locks is shared with it."""
-        return Lock.from_config(self._name, self._config, backend=self._micro.coordination.lock_backend)
+        check_entered(self._micro, "held_elsewhere()")
+        backend = self._micro.coordination.lock_backend
+        if isinstance(self._what, str):
+            return Lock.from_config(self._what, self._config, backend=backend)
+        kind = OthersTaskLock if isinstance(self._what, TaskLock) else Lock
+        return kind.from_config(self._what.name, self._config, backend=self._what.given_backend or backend)

@@ -3,11 +3,14 @@
 import asyncio
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from grelmicro.config import check_seconds
 from grelmicro.coordination.threads import call
+from grelmicro.errors import SettingsValidationError
 
 ROUNDS = 20
 """How often the event loop runs after each timer, so that whatever it woke can go on to its next wait."""
@@ -69,8 +72,12 @@ class MovableClock:
         return timer
 
     async def advance(self, seconds: float) -> None:
-        """Let `seconds` pass: the timers that fall due fire in their order, each at its time."""
-        target = self._now + seconds
+        """Let `seconds` pass: the timers that fall due fire in their order, each at its time.
+
+        Raises:
+            SettingsValidationError: `seconds` is no number from 0 to ten years.
+        """
+        target = self._now + check_seconds("seconds", seconds, zero=True)
         await _settle()
         while (timer := self._next(target)) is not None:
             self._now = max(self._now, timer.when)
@@ -85,14 +92,29 @@ class MovableClock:
         return ThreadMovableClock(self)
 
     async def shift(self, seconds: float) -> None:
-        """Jump by `seconds` as a machine does that was suspended: what fell due meanwhile fires only now, and late."""
-        self._now += seconds
+        """Jump by `seconds` as a machine does that was suspended: what fell due meanwhile fires only now, and late.
+
+        Raises:
+            SettingsValidationError: `seconds` is no number from 0 to ten years.
+        """
+        self._now += check_seconds("seconds", seconds, zero=True)
         while (timer := self._next(self._now)) is not None:
             timer.fire()
         await _settle()
 
     def shift_wall(self, seconds: float) -> None:
-        """Set the wall clock forward, or back, as an administrator or a time server does; leases are not touched."""
+        """Set the wall clock forward, or back, as an administrator or a time server does; leases are not touched.
+
+        Args:
+            seconds: how far; less than 0 sets it back.
+
+        Raises:
+            SettingsValidationError: `seconds` is no finite number.
+        """
+        if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not math.isfinite(seconds):
+            raise SettingsValidationError(
+                "shift_wall(): seconds should be a finite number: give how far to set the clock, such as 3600 or -3600"
+            )
         self._offset += seconds
 
     def _next(self, until: float) -> _Timer | None:
@@ -113,6 +135,7 @@ class ThreadMovableClock:
         """See `MovableClock.advance`.
 
         Raises:
+            SettingsValidationError: `seconds` is no number from 0 to ten years.
             OutOfContextError: this is the loop's own thread: there, await that.
         """
         self._move(self._clock.advance(seconds))
@@ -121,6 +144,7 @@ class ThreadMovableClock:
         """See `MovableClock.shift`.
 
         Raises:
+            SettingsValidationError: `seconds` is no number from 0 to ten years.
             OutOfContextError: this is the loop's own thread: there, await that.
         """
         self._move(self._clock.shift(seconds))

@@ -16,6 +16,7 @@ from grelmicro.coordination.threads import call
 from grelmicro.errors import NotLeaderError
 from grelmicro.leases import Lease
 from grelmicro.lifecycle import outlast
+from grelmicro.testing.aids import check_entered
 
 T = TypeVar("T")
 
@@ -73,12 +74,16 @@ class LeaderBlock(ABC):
     the form is not the one for this thread.
     """
 
+    _title: str
+    """For texts."""
+
     def __init__(self, micro: Grelmicro, leader: LeaderElection, timeout: float) -> None:
         self._micro = micro
         self._leader = leader
         self._timeout = timeout
 
     def __enter__(self) -> LeaderRecord:
+        check_entered(self._micro, self._title)
         return call(self._micro.get_loop(), self._in_app(self._enter))
 
     def __exit__(
@@ -87,6 +92,7 @@ class LeaderBlock(ABC):
         call(self._micro.get_loop(), self._in_app(self._end), finish=True)
 
     async def __aenter__(self) -> LeaderRecord:
+        check_entered(self._micro, self._title)
         self._micro.check_open()
         return await asyncio.create_task(self._in_app(self._enter))
 
@@ -114,6 +120,7 @@ class LeaderBlock(ABC):
 
 
 class _Leads(LeaderBlock):
+    _title = "leads()"
     _running: asyncio.Task[None] | None = None
 
     async def _begin(self) -> LeaderRecord:
@@ -137,6 +144,8 @@ class _Leads(LeaderBlock):
 
 
 class _LeadsElsewhere(LeaderBlock):
+    _title = "leads_elsewhere()"
+
     def __init__(
         self, micro: Grelmicro, leader: LeaderElection, timeout: float, duration: float, data: Mapping[str, str]
     ) -> None:

@@ -48,7 +48,11 @@ def on_memory(app: A, *, clock: Clock | None = None) -> Iterator[A]:
         raise OutOfContextError("on_memory(): this app is on memory already: one block around the test is enough")
     uses = _uses(app)
     keepers: list[Provider | LeaseAdapter] = _keepers(uses)
-    _check_closed([app, *keepers], "enter it before the app is opened")
+    _check_closed(
+        [app, *keepers],
+        "enter it before the app is opened; if this test did not open it, an earlier one left it open: there, close it "
+        "also when the test fails, as `with TestClient(app)` and `async with micro` do",
+    )
     back = ExitStack()
     forget_this_call()  # what a test left held in this thread is not held by the next one
     back.callback(forget_this_call)

@@ -48,26 +48,34 @@ def declared(dependant: Dependant) -> Iterator[Declared]:
         yield from declared(dependency)
 
 
-def check_locks(routes: Iterable[Any], prefix: str = "") -> None:
+def all_routes(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Those of FastAPI and what texts call them, also in the apps that are mounted among them."""
+    for route in effective_routes(routes):
+        if getattr(route, "dependant", None) is not None:
+            yield _title(route, prefix), route
+        yield from all_routes(getattr(route, "routes", None) or (), prefix + (getattr(route, "path", None) or ""))
+
+
+def check_locks(routes: Iterable[Any]) -> None:
     """Refuse routes that wait for one lock while they hold another one.
 
     Raises:
         SettingsValidationError: a route, or one of an app that is mounted among them, has two lock dependencies.
     """
-    for route in effective_routes(routes):
-        check_locks_of(route, prefix)
-        check_locks(getattr(route, "routes", None) or (), prefix + (getattr(route, "path", None) or ""))
+    for title, route in all_routes(routes):
+        check_locks_of(route, title)
 
 
-def check_locks_of(route: Any, prefix: str = "") -> None:
+def check_locks_of(route: Any, title: str = "") -> None:
     """Refuse one such route."""
-    dependant = getattr(route, "dependant", None)
-    if dependant is None:
-        return
-    locks = dict.fromkeys(each.templates for each in declared(dependant) if each.templates)
+    locks = dict.fromkeys(each.templates for each in declared(route.dependant) if each.templates)
     if len(locks) > 1:
-        methods = "/".join(sorted(getattr(route, "methods", None) or ("websocket",)))
-        raise separate_locks(f"{methods} {prefix}{route.path}", *locks)
+        raise separate_locks(title or _title(route), *locks)
+
+
+def _title(route: Any, prefix: str = "") -> str:
+    methods = "/".join(sorted(getattr(route, "methods", None) or ("websocket",)))
+    return f"{methods} {prefix}{route.path}"
 
 
 def separate_locks(who: str, *locks: tuple[str, ...]) -> SettingsValidationError:
@@ -77,9 +85,15 @@ def separate_locks(who: str, *locks: tuple[str, ...]) -> SettingsValidationError
         who: the route, for the text.
         locks: the names that each dependency takes at once.
     """
-    names = list(dict.fromkeys(name for lock in locks for name in lock))
-    together = ", ".join(f'"{name}"' for name in names)
+    names = dict.fromkeys(name for lock in locks for name in lock)
+    whole = next((lock for lock in locks if names.keys() == set(lock)), None)
+    together = ", ".join(f'"{name}"' for name in whole or names)
+    if whole is None:
+        remedy = f"take all at once with LocksDep({together})"
+    else:
+        parts = [", ".join(map(repr, lock)) for lock in locks if lock is not whole]
+        remedy = f"leave out the dependency on {' and '.join(parts)}, which is part of LocksDep({together})"
     return SettingsValidationError(
         f"{who} takes {' and then '.join(', '.join(map(repr, lock)) for lock in locks)}: whoever holds one lock and "
-        f"waits for another can wait for a request that does the reverse; take all at once with LocksDep({together})"
+        f"waits for another can wait for a request that does the reverse; {remedy}"
     )

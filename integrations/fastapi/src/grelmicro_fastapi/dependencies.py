@@ -31,8 +31,9 @@ def LockDep(
     A lock must outlive the transaction that it guards: declare it before the database session, and give both the same
     scope. FastAPI's own default for a dependency that yields is `request`, so say `Depends(session, scope="function")`.
 
-    However many of them give one name, a request holds one lock of that name, for the longest of their scopes. A
-    request that needs several locks takes them with one `LocksDep`.
+    However many of them give one name, a request holds one lock of that name, for the longest of their scopes, and
+    with the settings of the one that is entered first. A request that needs several locks takes them with one
+    `LocksDep`.
 
     Args:
         name: the lock's name; `{field}` stands for a path, query, header, cookie or body parameter, as the handler
@@ -117,6 +118,10 @@ def TaskLockDep(
     the minimum hold is over. The value is a `LockHandle`. When it is lost meanwhile, an async handler is cancelled and
     `LockLostError` raised; a plain one runs in a thread and ends first.
 
+    The minimum hold is for work that began: when a request ends before its handler begins, because a parameter is not
+    valid, another dependency refuses or it is cancelled, the lock is free at once. What the handler raises, and what
+    a dependency raises after it, keeps it.
+
     Args:
         name: see `LockDep`. The environment variables are `GREL_TASKLOCK_REPORT_*` for `report:{day}`.
         min_hold_duration: seconds for which it stays held at least, from the beginning, also when the work fails.
@@ -143,7 +148,14 @@ def LeaderDep(leader: LeaderElection) -> Any:
 
     Elsewhere `NotLeaderError` is raised. Leadership may end while the handler runs: give the record's `fence` to what
     it writes to, or run the work with `leader.run_in_term`.
+
+    Raises:
+        SettingsValidationError: `leader` is no `LeaderElection`.
     """
+    if not isinstance(leader, LeaderElection):
+        raise SettingsValidationError(
+            "LeaderDep(leader): 'leader' should be a LeaderElection, like that of coordination.leaderelection('name')"
+        )
     return Declaration(PresentTerm(leader))
 
 

@@ -14,6 +14,7 @@ from fastapi.requests import HTTPConnection
 
 from grelmicro.coordination import LeaderElection, LeaderRecord
 from grelmicro.errors import SettingsValidationError
+from grelmicro.names import NoNameError
 from grelmicro_fastapi.declared import Declared
 from grelmicro_fastapi.results import identity, signature
 from grelmicro_fastapi.sharing import Key, share
@@ -60,8 +61,8 @@ class Guard(Declared):
         values = {**await source.of(connection), **results}
         try:
             names = tuple(family.name(values) for family in self.families)
-        except KeyError as missing:
-            raise await source.lack(connection, str(missing.args[0])) from None
+        except (KeyError, NoNameError) as error:
+            raise await source.error(connection, values, error) from None
         key = Key(self.waits, self.kind, names)
         task = asyncio.current_task()
         async with share(connection, key, lambda: self.hold(names, connection, in_thread=source.in_thread)) as held:

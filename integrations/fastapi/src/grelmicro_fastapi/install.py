@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from grelmicro import Grelmicro
 from grelmicro_fastapi.declared import check_locks, check_locks_of
 from grelmicro_fastapi.openapi import document
+from grelmicro_fastapi.transactions import warn_of_transactions
 from grelmicro_starlette import Refusal
 from grelmicro_starlette import install as install_below
 
@@ -26,6 +27,7 @@ def install(
 
     A route that would take one lock and then another is refused, since requests that do so in different order wait
     for each other. That is seen here, when a route of the app itself is declared, and for all others at the start.
+    At the start a warning is logged for routes with a lock, and beside it a dependency that may commit outside of it.
 
     Args:
         app: the application, before its start.
@@ -62,6 +64,7 @@ def _extend(app: FastAPI, *, described: bool) -> None:
     @asynccontextmanager
     async def checked(started: Any) -> AsyncIterator[Any]:
         check_locks(app.routes)
+        warn_of_transactions(app.routes)
         document(app, described=described)
         async with inner(started) as state:
             yield state

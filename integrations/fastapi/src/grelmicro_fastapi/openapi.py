@@ -23,7 +23,7 @@ SCHEMA: dict[str, Any] = {
     },
 }
 DESCRIPTIONS = {
-    409: "Another request is being served that excludes this one",
+    409: "Something is under way, or was just done, that excludes this request",
     503: "This worker cannot serve the request now",
 }
 CONTENT = {

@@ -12,6 +12,8 @@ from fastapi.requests import HTTPConnection
 from grelmicro.coordination import CoordinationBackendError, LockHandle, TaskLock, TaskLockConfig
 from grelmicro.errors import GrelmicroError
 from grelmicro.names import NameTemplate
+from grelmicro_fastapi.entry import was_entered
+from grelmicro_fastapi.values import route_of
 from grelmicro_starlette import lock_backend
 
 logger = logging.getLogger("grelmicro.fastapi")
@@ -49,6 +51,8 @@ class TaskFamily:
     async def hold(self, name: str, connection: HTTPConnection, *, in_thread: bool) -> AsyncIterator[LockHandle]:
         """Hold the task lock `name` while a request is served, without waiting for it.
 
+        A request that ends before its handler begins has done no work: then it is free at once.
+
         Raises:
             WouldBlockError: another holder has it, or its minimum hold is not over.
             LockLostError: it was lost before the request was served.
@@ -61,9 +65,11 @@ class TaskFamily:
                     handle.stop_interrupting(None)  # a thread cannot be cancelled: a loss shows at the end
                 try:
                     yield handle
-                except asyncio.CancelledError:
-                    if in_thread:  # which may run on
-                        with suppress(GrelmicroError):
+                except BaseException as error:
+                    with suppress(GrelmicroError):
+                        if not was_entered(route_of(connection).endpoint, error):
+                            await _free(handle)
+                        elif in_thread and isinstance(error, asyncio.CancelledError):  # the thread may run on
                             await handle.shorten(handle.expires_in)
                     raise
                 served = True
@@ -71,3 +77,10 @@ class TaskFamily:
             if not served:
                 raise
             logger.warning("task lock '%s' runs out later than it should: %s", name, failure)
+
+
+async def _free(handle: LockHandle) -> None:
+    try:
+        await handle.release()
+    except CoordinationBackendError:
+        handle.give_back()  # in the background, and the failing store is asked no more for now

@@ -9,9 +9,12 @@ from fastapi.dependencies.utils import request_body_to_args, request_params_to_a
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.params import Form
 from fastapi.requests import HTTPConnection, Request
+from pydantic import BaseModel
 from starlette.datastructures import FormData, UploadFile
 
 from grelmicro.errors import SettingsValidationError
+from grelmicro.names import NoNameError
+from grelmicro_fastapi.ways import way
 from grelmicro_starlette import runs_in_thread
 
 GROUPS = {
@@ -25,6 +28,9 @@ GROUPS = {
 
 NO_BODY = inspect.signature(solve_dependencies).parameters["body"].default
 """What FastAPI takes for the body of a request that has none; that differs between releases."""
+
+SHOWN = (str, int, float, dict, list, BaseModel)
+"""Kinds of values that an error can show to the client who sent them: no files."""
 
 
 class Place(NamedTuple):
@@ -54,6 +60,7 @@ class RouteValues:
         self.route = route
         self.in_thread = runs_in_thread(route.endpoint)
         self._title = title
+        self._names = frozenset(names)
         self._places = _places(route.dependant)
         self._raw = [name for name in names if self._places.get(name) is None]
         self._reads = _reads({name: place for name in names if (place := self._places.get(name)) is not None})
@@ -79,15 +86,35 @@ class RouteValues:
                 values[name] = converted[name]
         return values
 
-    async def lack(self, connection: HTTPConnection, name: str) -> Exception:
-        """The error about a field such as `order.item_id` where `order` is a mapping without such a key."""
-        first, *rest = name.split(".")
-        place = self._places.get(first)
-        if place is None or place.group != "body_params":
-            return SettingsValidationError(f"{self._title}: the value of '{first}' is a mapping without {{{name}}}")
-        loc = ("body", *([place.field.alias] if self.route._embed_body_fields else []), *rest)
-        problem = {"type": "missing", "loc": loc, "msg": "Field required", "input": await self._body(connection)}
+    async def error(
+        self, connection: HTTPConnection, values: Mapping[str, object], error: KeyError | NoNameError
+    ) -> Exception:
+        """The error about a value that gives no name, or has no such field.
+
+        It is FastAPI's where the client's data chose what stands there, as in a mapping.
+        """
+        field = error.field if isinstance(error, NoNameError) else str(error.args[0])
+        first, *rest = field.split(".")
+        place = self._places.get(first) if first in self._names else None
+        end = way(place.field.field_info.annotation, values[first], rest) if place else None
+        if place is None or end is None or not end.chosen:
+            if isinstance(error, NoNameError):
+                return error
+            return SettingsValidationError(f"{self._title}: the value of '{first}' is a mapping without {{{field}}}")
+        problem = {
+            "type": "string_type" if end.found else "missing",
+            "loc": (*self._loc(place, alone=not rest), *end.loc),
+            "msg": "Input should be a valid string" if end.found else "Field required",
+            "input": end.value if isinstance(end.value, SHOWN) else None,
+        }
         return await self._refusal(connection, [problem])
+
+    def _loc(self, place: Place, *, alone: bool) -> tuple[str, ...]:
+        """Where a parameter stands in a request, in FastAPI's words; of a model of other parameters they are alone."""
+        body = place.group == "body_params"
+        named = self.route._embed_body_fields if body else alone
+        group = "body" if body else place.field.field_info.in_.value
+        return (group, place.field.alias) if named else (group,)
 
     async def _convert(
         self, connection: HTTPConnection, group: str, fields: list[Any]

@@ -63,7 +63,15 @@ def leader_only(leader: LeaderElection) -> Callable[[Handler], AsyncHandler]:
 
     Elsewhere `NotLeaderError` is raised. When the term ends meanwhile, an async handler is cancelled and
     `LeadershipLostError` raised; a plain one runs in a thread and ends first.
+
+    Raises:
+        SettingsValidationError: `leader` is no election.
     """
+    if not isinstance(leader, LeaderElection):
+        raise SettingsValidationError(
+            f"leader_only() takes a LeaderElection, not {'a class' if inspect.isclass(leader) else _title(leader)}: "
+            "build one and decorate with it, leader = LeaderElection('feed') and @leader_only(leader)"
+        )
 
     def decorate(handler: Handler) -> AsyncHandler:
         call, in_thread = _awaitable(handler), runs_in_thread(handler)
@@ -112,7 +120,7 @@ def _connection(handler: Handler, args: tuple[object, ...], kwargs: Mapping[str,
     )
 
 
-def _title(handler: Handler) -> str:
+def _title(handler: object) -> str:
     return getattr(handler, "__qualname__", type(handler).__qualname__)
 
 

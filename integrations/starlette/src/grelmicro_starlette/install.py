@@ -29,7 +29,8 @@ def install(
         signals: hand leadership over at SIGTERM and SIGINT, not when the server has served its last request.
 
     Raises:
-        SettingsValidationError: the app has another `Grelmicro`, it has started, or it is no application.
+        SettingsValidationError: the app has another `Grelmicro`, it has started, it is no application, or an argument
+            breaks a rule.
     """
     if not isinstance(app, Starlette) or not isinstance(micro, Grelmicro):
         raise SettingsValidationError(

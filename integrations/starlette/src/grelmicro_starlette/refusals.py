@@ -1,9 +1,10 @@
 """Refusals as HTTP answers: problem documents (RFC 9457) that tell nothing about who holds what."""
 
+import inspect
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,8 @@ from grelmicro.coordination import (
     OutcomeUnknownError,
     WouldBlockError,
 )
+from grelmicro.errors import SettingsValidationError
+from grelmicro_starlette.holding import runs_in_thread
 from grelmicro_starlette.presence import ClientLeftError
 from grelmicro_starlette.serving import WEBSOCKET
 
@@ -47,7 +50,7 @@ class Problem:
     title: str
     """A few words for people."""
     detail: str
-    """A sentence for people, which says what was done."""
+    """A sentence for people. It holds wherever the error came from: the route may have done something before."""
     retry_after: int = 1
     """Whole seconds after which the client may try again."""
 
@@ -67,15 +70,18 @@ Refusal = Callable[[HTTPConnection, Problem], Response]
 
 PROBLEMS: dict[type[Exception], Problem] = {
     WouldBlockError: Problem(
-        "busy", 409, "Busy", "Another request is being served that excludes this one. Nothing was done."
+        "busy", 409, "Busy", "Something is under way, or was just done, that excludes this request."
     ),
     LockNotOwnedError: Problem(
-        "lost", 503, "Interrupted", "The right to do this was lost on the way. It may have been done in part."
+        "lost", 503, "Interrupted", "The right to do this was lost on the way. It may have been done, or a part of it."
     ),
     LeadershipLostError: Problem(
-        "leadership-lost", 503, "Interrupted", "This worker's duty ended on the way. It may have been done in part."
+        "leadership-lost",
+        503,
+        "Interrupted",
+        "This worker's duty ended on the way. It may have been done, or a part of it.",
     ),
-    NotLeaderError: Problem("not-leader", 503, "Not the leader", "Another worker has this duty. Nothing was done."),
+    NotLeaderError: Problem("not-leader", 503, "Not the leader", "This worker does not have this duty now."),
     BackendUnavailableError: Problem(
         "unavailable", 503, "Coordination unavailable", "It could not be decided whose turn it is."
     ),
@@ -98,19 +104,21 @@ def exception_handlers(*, retry_after: float = 1, refusal: Refusal | None = None
     Args:
         retry_after: seconds that a client is told to wait, in whole seconds, rounded up. Where a task lock stays held
             longer for its minimum hold, that is told.
-        refusal: what makes the answer of a request or websocket and its `Problem`; None: `Problem.response()`.
+        refusal: a plain function that makes the answer of a request or websocket and its `Problem`; None:
+            `Problem.response()`. That is the answer also where the function fails, which is logged.
 
     Raises:
-        SettingsValidationError: `retry_after` is no number of seconds.
+        SettingsValidationError: `retry_after` is no number of seconds, or `refusal` no such function.
     """
     least = check_seconds("retry_after", retry_after, zero=True)
-    trouble = _Trouble()
+    answer = None if refusal is None else _Answer(refusal)
+    store = _Trouble()
 
     async def refuse(connection: Request | WebSocket, error: Exception) -> Response | None:
-        if isinstance(error, CoordinationBackendError):
-            trouble.tell(error)
+        if isinstance(error, CoordinationBackendError) and (untold := store.untold()) is not None:
+            logger.warning("a request was refused (and %d since the last word on it): %s", untold, error)
         problem = replace(_problem(error), retry_after=math.ceil(max(least, getattr(error, "busy_for", None) or 0.0)))
-        response = problem.response() if refusal is None else refusal(connection, problem)
+        response = problem.response() if answer is None else answer(connection, problem)
         if isinstance(connection, WebSocket):
             await _deny(connection, response, problem)
             return None
@@ -125,20 +133,52 @@ async def _say_nothing(connection: Request | WebSocket, error: Exception) -> Res
     return Response(status_code=CLIENT_LEFT) if isinstance(connection, Request) else None
 
 
+class _Answer:
+    """The answer that `refusal` makes. A client gets one in any case: refusals are rare, and so are tests of them."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        if not callable(refusal) or not runs_in_thread(refusal):
+            given = "a coroutine function" if inspect.isroutine(refusal) else type(refusal).__name__
+            raise SettingsValidationError(
+                "refusal= should be a function (not async) that takes the request or websocket and a Problem, and "
+                f"returns a Response, not {given}"
+            )
+        self._refusal = refusal
+        self._trouble = _Trouble()
+
+    def __call__(self, connection: HTTPConnection, problem: Problem) -> Response:
+        try:
+            response: object = self._refusal(connection, problem)
+            if isinstance(response, Response):
+                return response
+            if isinstance(response, Coroutine):
+                response.close()
+            raise TypeError(f"refusal= returned {type(response).__name__} and no Response")
+        except Exception as error:
+            if (untold := self._trouble.untold()) is not None:
+                logger.exception(
+                    "refusal= failed (and %d times since the last word on it): %s; the client got the default answer",
+                    untold,
+                    error,
+                )
+            return problem.response()
+
+
 class _Trouble:
-    """Tells the log of a failing store: at first, and now and then while requests go on to be refused."""
+    """Which of many log lines about one trouble are written: the first, and now and then one more."""
 
     def __init__(self) -> None:
         self._told_at = -math.inf
         self._untold = 0
 
-    def tell(self, error: Exception) -> None:
+    def untold(self) -> int | None:
+        """How many were left out since the last one; None: leave out this one, too."""
         now = time.monotonic()
         if now - self._told_at < TELL_AGAIN:
             self._untold += 1
-            return
-        logger.warning("a request was refused (and %d since the last word on it): %s", self._untold, error)
-        self._told_at, self._untold = now, 0
+            return None
+        untold, self._told_at, self._untold = self._untold, now, 0
+        return untold
 
 
 def _problem(error: Exception) -> Problem:

@@ -36,7 +36,8 @@ def check_takes_part(connection: HTTPConnection, leader: LeaderElection) -> None
     _grelmicro(connection)
     if leader.record is None and not leader.is_running():
         raise OutOfContextError(
-            f"election '{leader.name}' was never started: add it to Tasks, or run it with lifespan(micro, lead=...)"
+            f"election '{leader.name}' was never started: give the app Grelmicro(uses=[..., Tasks(tasks=[leader])]), "
+            "or run it with lifespan(micro, lead={leader: work})"
         )
 
 
