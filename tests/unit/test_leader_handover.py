@@ -1,6 +1,7 @@
 """A leader that stops first ends its work, then gives its lease back, and the next one leads at once."""
 
 import asyncio
+import gc
 import logging
 from datetime import UTC, datetime
 
@@ -290,6 +291,8 @@ async def test_when_a_loop_ends_all_its_tasks_at_once_the_lease_is_given_back(re
     assert not record.live
 
 
+# asyncpg leaves a socket behind where its own task is cancelled while it connects, as some are here.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("needed", [0.0, 0.02])
 async def test_a_loop_that_ends_while_it_steps_down_leaves_no_lease(real_world: World, needed: float) -> None:
     """Servers end it a moment after the signal: it was told to stop, and is cancelled wherever it is by then."""
@@ -319,3 +322,4 @@ async def test_a_loop_that_ends_while_it_steps_down_leaves_no_lease(real_world: 
             record = await own.read("leader:job")
             assert record is not None
             assert not record.live, f"after {moments} moments"
+    gc.collect()  # here, where that is known, and not in another test

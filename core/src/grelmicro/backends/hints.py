@@ -112,10 +112,12 @@ class Hints:
     async def close(self) -> None:
         """Disconnect."""
         supervisor, self._supervisor = self._supervisor, None
-        if supervisor is not None:
-            supervisor.cancel()
-            await asyncio.wait({supervisor})
-        self._forget()
+        try:
+            if supervisor is not None:
+                supervisor.cancel()
+                await asyncio.wait({supervisor})
+        finally:
+            self._forget()
 
     def abandon(self) -> None:
         """Forget the connection and the waiters of an event loop that is gone."""

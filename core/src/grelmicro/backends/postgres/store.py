@@ -296,8 +296,9 @@ def _wake(hints: Hints | None, name: str) -> None:
 
 
 async def _close(opened: _Open) -> None:
-    """Close what an open store has."""
-    if opened.hints is not None:
-        await opened.hints.close()
-    for connections in opened.connections:
-        await connections.close()
+    """Close what an open store has; all of it, also where the event loop ends and cancels this."""
+    try:
+        if opened.hints is not None:
+            await opened.hints.close()
+    finally:
+        await asyncio.gather(*(connections.close() for connections in opened.connections))
