@@ -36,6 +36,10 @@ OrderLock = Annotated[LockHandle, LockDep("order:{order.item_id}", timeout=0.1)]
 SkuLock = Annotated[LockHandle, LockDep("sku:{sku}", timeout=0.1)]
 
 
+def as_text(content: bytes) -> str:
+    return content.decode()
+
+
 def posted(app: FastAPI, **content: Any) -> Any:
     with TestClient(app) as client:
         answer = client.post("/orders", **content)
@@ -232,7 +236,7 @@ def test_files_are_left_to_the_handler(size: int) -> None:
         whole: Annotated[bytes, File()],
         part: UploadFile,
         held: Annotated[LockHandle, LockDep("sku:{sku}:{digest}")],
-        digest: Annotated[bytes, File(), AfterValidator(bytes.decode)],
+        digest: Annotated[bytes, File(), AfterValidator(as_text)],
     ) -> str:
         return f"{held.name} {len(whole)} {len(await part.read())} {digest!s}"
 
