@@ -108,7 +108,7 @@ async def test_a_lease_is_not_kept_alive_beyond_its_max_hold(world: World, clock
             await waiting
         assert str(caught.value) == (
             "lock 'a' was lost while others were taken with it, and all are given back: it was held for max_hold; "
-            "try again, and use a longer lease_duration if this happens often"
+            "try again, and use a longer max_hold if this happens often"
         )
         assert not client.queues.lines
         await pass_by(clock, client, 10)

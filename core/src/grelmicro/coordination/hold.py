@@ -140,11 +140,11 @@ class Hold:
     def lost_error(self, action: str, kind: type[LockNotOwnedError] = LockNotOwnedError) -> LockNotOwnedError:
         """Why it cannot be `action`, such as `extended`, when it is lost."""
         remedy = "use a longer lease_duration or auto_renew=True if it needs more time"
-        if self._reached_max_hold():
+        if self.reached_max_hold():
             remedy = "make it shorter or use a longer max_hold"
         return kind(f"lock '{self._name}' cannot be {action}: {self.why_lost()}; stop the guarded work, and {remedy}")
 
-    def _reached_max_hold(self) -> bool:
+    def reached_max_hold(self) -> bool:
         """Whether its lease ran out, and could not have lasted any longer."""
         if self._generation is not lifecycle.generation or self._backend.clock.now() < self.deadline:
             return False

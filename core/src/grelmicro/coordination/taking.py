@@ -94,9 +94,10 @@ class Taking:
     def _loss(self) -> LockLostError:
         lost = next(handle for handle in self._taken if handle.lost)
         lost.lose("its lease ran out")
+        longer = "max_hold" if lost.reached_max_hold() else "lease_duration"
         return LockLostError(
             f"lock '{lost.name}' was lost while others were taken with it, and all are given back: {lost.why_lost()}; "
-            "try again, and use a longer lease_duration if this happens often"
+            f"try again, and use a longer {longer} if this happens often"
         )
 
     async def _give_back(self, *, wait: bool) -> None:
