@@ -10,12 +10,12 @@ import pytest
 
 from grelmicro.backends.postgres import PostgresStore
 from grelmicro.leases import LeaseStore
-from grelmicro.testing import LeaseStoreContract
+from tests.contract.passing import PassingContract
 from tests.servers.fixtures import Outside, StartPgbouncer
 from tests.servers.postgres import PostgresServer
 
 
-class InRealTime(LeaseStoreContract):
+class InRealTime(PassingContract):
     """On the server's clock."""
 
     async def let_pass(self, store: LeaseStore, seconds: float) -> None:

@@ -12,7 +12,7 @@ from grelmicro.backends.postgres import PostgresStore
 from grelmicro.backends.postgres import connections as postgres_connections
 from grelmicro.backends.postgres.connections import OwnConnections
 from grelmicro.backends.postgres.store import CONNECTIONS, RENEWAL_CONNECTIONS
-from grelmicro.coordination import Lock
+from grelmicro.coordination import Lock, LockHandle
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.errors import BackendUnavailableError, LockTimeoutError, OutcomeUnknownError
 from grelmicro.leases import Lease
@@ -368,3 +368,50 @@ async def test_a_connection_that_dies_between_two_calls_is_replaced(client: Lock
             assert (await store.acquire("lock:cart", "own-holder", LONG)).fence == lease.fence
             assert await store.renew(lease, LONG) is not None
         assert await store.release(lease)
+
+
+@pytest.mark.parametrize("then", ["reset", "silent"])
+async def test_a_lease_that_is_passed_on_gets_there_though_the_reply_is_lost(
+    client: LockAdapter, healthy: LockAdapter, proxy: Proxy, then: str
+) -> None:
+    held = await Lock("cart", backend=client, lease_duration=LONG, worker="first").acquire()
+    waiter = await heir_of(client)
+    fault = proxy.drop_reply(b"heir:task:", then="reset" if then == "reset" else "silent")
+    with pytest.raises(OutcomeUnknownError):
+        await held.release()
+    await fault.answered()
+    handle = await asyncio.wait_for(waiter, 10.0)
+    assert handle.fencing_token == held.fencing_token + 2  # one was lost on the way
+    await eventually(lambda: not client._background, "what was lost is undone")
+    record = await healthy.read("lock:cart")
+    assert record is not None
+    assert record.granted_to(handle.token)
+    await handle.release()
+    await taken_soon(healthy, "lock:cart")
+
+
+async def test_a_lease_that_is_passed_on_too_late_is_not_passed_on(
+    client: LockAdapter, healthy: LockAdapter, proxy: Proxy
+) -> None:
+    held = await Lock("cart", backend=client, lease_duration=LONG, worker="first").acquire()
+    waiter = await heir_of(client)
+    request = proxy.hold_request(b"heir:task:")
+    with pytest.raises(OutcomeUnknownError):
+        await held.release()
+    handle = await asyncio.wait_for(waiter, 10.0)
+    await eventually(lambda: not client._background, "everything is undone")
+    request.release()
+    await asyncio.sleep(0.5)
+    record = await healthy.read("lock:cart")
+    assert record is not None
+    assert record.granted_to(handle.token)
+    assert handle.valid
+
+
+async def heir_of(client: LockAdapter) -> "asyncio.Task[LockHandle]":
+    """Somebody who waits for what the client has, and would take it from there."""
+    lock = Lock("cart", backend=client, lease_duration=LONG, worker="heir")
+    waiter = asyncio.create_task(lock.acquire())
+    lines = client.queues.lines
+    await eventually(lambda: "lock:cart" in lines and lines["lock:cart"].offer, "it sleeps")
+    return waiter

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 from grelmicro.coordination import Coordination, Lock, LockHandle
 from grelmicro.coordination.adapters import LockAdapter
-from grelmicro.coordination.wait import SAFETY_POLL
+from grelmicro.coordination.wait import LOCAL_RUN, SAFETY_POLL
 from tests.helpers.postgres import fetchval
 from tests.helpers.stores import TroubledStore
 from tests.helpers.worlds import SERVED, eventually
@@ -72,6 +72,34 @@ async def hand_over(held: LockHandle, waiting: "asyncio.Task[LockHandle]") -> fl
 
 def waiting_for(backend: LockAdapter, name: str = "cart") -> asyncio.Task[LockHandle]:
     return asyncio.create_task(lock_on(backend, name).acquire())
+
+
+async def test_a_busy_process_lets_another_one_in(url: str, holder: LockAdapter) -> None:
+    """However long its own line and each of its turns are."""
+    turns = 0
+
+    async def work() -> None:
+        nonlocal turns
+        while True:
+            async with lock_on(holder):
+                turns += 1
+                await asyncio.sleep(0.05)
+
+    async with client_of(url) as waiter:
+        workers = [asyncio.create_task(work()) for _ in range(5)]
+        try:
+            await eventually(lambda: turns > 2, "they are at work")
+            for _ in range(4):
+                before = turns
+                handle = await asyncio.wait_for(waiting_for(waiter), 30.0)
+                assert turns - before <= LOCAL_RUN + 2
+                await handle.release()
+                await asyncio.sleep(0.1)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.wait(workers)
+            await eventually(lambda: not holder._background, "what was cut off is undone")
 
 
 async def test_those_who_wait_in_one_process_ask_one_after_the_other(url: str, holder: LockAdapter) -> None:

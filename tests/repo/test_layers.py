@@ -29,6 +29,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.coordination.records",
         "grelmicro.coordination.identity",
         "grelmicro.coordination.outage",
+        "grelmicro.coordination.passing",
         "grelmicro.coordination.subscription",
         "grelmicro.coordination.wait",
         "grelmicro.coordination.renewal",

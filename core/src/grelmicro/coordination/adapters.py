@@ -8,11 +8,12 @@ from contextlib import AbstractAsyncContextManager, suppress
 from grelmicro import lifecycle
 from grelmicro.clock import Clock, sleep
 from grelmicro.coordination.identity import mint
+from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.protocols import LeaseBackend
 from grelmicro.coordination.renewal import Renewer
 from grelmicro.coordination.wait import Queues
 from grelmicro.errors import GrelmicroError, OutcomeUnknownError, OutOfContextError
-from grelmicro.leases import InstantLeases, Lease, LeaseStore, Scope, Waiter
+from grelmicro.leases import InstantLeases, Lease, LeaseStore, PassingLeases, Scope, Waiter
 from grelmicro.leases.record import edit
 from grelmicro.lifecycle import Resource
 
@@ -211,7 +212,7 @@ class LeaseAdapter(Resource):
 
 
 class LockAdapter(LeaseAdapter):
-    """`LockBackend` over a store: adds the lines of waiters and the renewer."""
+    """`LockBackend` over a store: adds the lines of waiters, to whom leases are passed on, and the renewer."""
 
     def __init__(self, store: LeaseStore) -> None:
         super().__init__(store)
@@ -221,6 +222,7 @@ class LockAdapter(LeaseAdapter):
         """See `LeaseAdapter.move_to`."""
         super().move_to(store)
         self._instant = store if isinstance(store, InstantLeases) else None
+        self._passing = store if isinstance(store, PassingLeases) else None
         self.renewer = Renewer(self.clock, self.renew_many)
 
     def instant(self, running: asyncio.AbstractEventLoop) -> InstantLeases | None:
@@ -228,6 +230,38 @@ class LockAdapter(LeaseAdapter):
         if self._loop is not running or self._generation is not lifecycle.generation:
             self.check_open()  # which says why not
         return self._instant
+
+    async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
+        """See `LeaseBackend.release`. The first who waits in this process gets it by the same request."""
+        if self._passing is not None and data is None and (offer := self.queues.take_offer(lease.name)) is not None:
+            self.check_open()
+            return await self._pass_on(self._passing, lease, offer)
+        return await super().release(lease, data=data)
+
+    async def _pass_on(self, store: PassingLeases, lease: Lease, offer: Offer) -> bool:
+        """Release `lease` in favour of `offer`; whether it was held."""
+        offer.begin(self.clock.now())
+        passed: Lease | None = None
+        try:
+            passed = await store.pass_on(lease, offer.holder, offer.ttl)
+        except BaseException as error:
+            if not _changed_nothing(error):
+                self._void[offer.holder] = None
+            self._in_background(self._take_back(lease, offer))
+            if _unexplained(error):
+                raise _unknown(error, f"releasing {lease.name!r}, which is repeated in the background,") from error
+            raise
+        finally:
+            accepted = offer.end(passed)
+        if passed is not None and not accepted:
+            self.settle(passed)
+        return passed is not None
+
+    async def _take_back(self, lease: Lease, offer: Offer) -> None:
+        """Release `lease` on its own; and then, when nothing can be passed on any more, what may have been."""
+        await self._release_again(lease, None, limit=lease.remaining, sure=False)
+        if offer.holder in self._void:
+            await self._undo(lease.name, offer.holder, offer.ttl)
 
     async def close(self) -> None:
         """Stop renewing, finish the undos, then close the store."""

@@ -9,12 +9,14 @@ from uuid import UUID
 from grelmicro.config import Interval, Ratio, build, check_name, check_seconds
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, calling_task, mint, this_task, this_thread
+from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
 from grelmicro.coordination.wait import Wait
 from grelmicro.errors import CoordinationError, LockTimeoutError
 from grelmicro.events import emit, listeners
+from grelmicro.leases import Lease, Waiter
 
 
 class LockConfig(LeaseConfig):
@@ -180,6 +182,8 @@ class Lock(LeasePrimitive[LockConfig]):
         started_at = backend.clock.now()
         wait = Wait(
             partial(self._ask, backend, owner, token),
+            partial(self._offer, context),
+            partial(self._take_over, backend, owner),
             LockHandle.give_back,
             partial(backend.watch, self._key),
             backend.clock,
@@ -195,6 +199,17 @@ class Lock(LeasePrimitive[LockConfig]):
         if listeners:
             emit("waited", self._key, backend.clock.now() - started_at)
         return handle
+
+    def _offer(self, context: str, waiter: Waiter) -> Offer:
+        """What another of this process may pass on, under a token of its own: an attempt that fails makes that void."""
+        return Offer(f"{self._worker}:{context}:{mint()}", self._duration(), waiter)
+
+    def _take_over(self, backend: LockBackend, owner: Owner, offer: Offer, lease: Lease) -> LockHandle | None:
+        """The handle of what was passed on, if it is still good."""
+        if self._is_stale(backend, offer.sent_at, offer.ttl):
+            backend.settle(lease)
+            return None
+        return self._granted(backend, owner, lease, offer.sent_at, offer.ttl)
 
     async def _is_held_by(self, owner: Owner, backend: LockBackend) -> bool:
         handle = self._held.get(owner)

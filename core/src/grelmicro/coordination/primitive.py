@@ -116,12 +116,17 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
         lease = await backend.acquire(self._key, token, duration, waiting=waiting)
         if not lease.granted_to(token):
             return lease, None
-        if backend.clock.now() >= sent_at + duration * (1 - DRIFT):
-            # The answer is older than the lease, for instance because this process was paused: it proves nothing.
-            logger.warning("%s was granted, but the answer came when the lease had run out", self._key)
+        if self._is_stale(backend, sent_at, duration):
             await backend.release(lease)
             return replace(lease, expires_at=lease.now), None
         return lease, self._granted(backend, owner, lease, sent_at, duration)
+
+    def _is_stale(self, backend: LockBackend, sent_at: float, duration: float) -> bool:
+        """Whether a grant came when its lease had run out, for instance since this process was paused."""
+        if backend.clock.now() < sent_at + duration * (1 - DRIFT):
+            return False
+        logger.warning("%s was granted, but the answer came when the lease had run out", self._key)
+        return True
 
     def _ask_now(self, backend: LockBackend, instant: InstantLeases, owner: Owner, token: str) -> LockHandle | None:
         """`_ask` without waiting, where the store allows that."""

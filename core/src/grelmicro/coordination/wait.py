@@ -8,6 +8,7 @@ from random import random
 from typing import Generic, Protocol, TypeVar
 
 from grelmicro.clock import Clock, TimeLimit, sleep
+from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.subscription import Subscription
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, LockTimeoutError, OutcomeUnknownError
 from grelmicro.leases import Lease, Waiter
@@ -64,6 +65,7 @@ class Line:
         self._grant: weakref.ref[Grant] | None = None
         self.asked_at: float | None = None  # when the request in flight was sent
         self.failure: CoordinationBackendError | None = None  # of the last request, if it failed
+        self.offer: Offer | None = None  # of the first, while it waits for a hint
 
     def was_granted(self, grant: Grant) -> None:
         """Somebody in this line got it."""
@@ -112,6 +114,18 @@ class Queues:
         else:
             self.runs.pop(key, None)
 
+    def must_yield(self, key: str) -> bool:
+        """Whether this process had it so often in a row that another one, which waits, is to go first."""
+        return self.runs.get(key, 0) >= LOCAL_RUN
+
+    def take_offer(self, key: str) -> Offer | None:
+        """The offer of the first in line to take what is given back now, if it may go first."""
+        line = self.lines.get(key)
+        if line is None or self.must_yield(key):
+            return None
+        offer, line.offer = line.offer, None
+        return offer
+
     def clear(self) -> None:
         """Forget the lines of an event loop that is gone."""
         self.lines.clear()
@@ -123,6 +137,8 @@ class Wait(Generic[T]):
 
     Args:
         ask: asks the store once; its argument marks that the caller waits. The answer, and the grant if it is one.
+        offer: offers to take what another of this process gives back, waiting on its argument.
+        accept: the grant that such an offer brought, None if it came too late.
         undo: gives back a grant that can no longer be delivered.
         watch: subscribes to hints about the key.
         clock: the time of the caller.
@@ -137,6 +153,8 @@ class Wait(Generic[T]):
     def __init__(
         self,
         ask: Callable[[bool], Awaitable[tuple[Lease, T | None]]],
+        offer: Callable[[Waiter], Offer],
+        accept: Callable[[Offer, Lease], T | None],
         undo: Callable[[T], object],
         watch: Callable[[], AbstractAsyncContextManager[Waiter]],
         clock: Clock,
@@ -145,6 +163,8 @@ class Wait(Generic[T]):
         title: str,
     ) -> None:
         self._ask = ask
+        self._offer = offer
+        self._accept = accept
         self._undo = undo
         self._watch = watch
         self._clock = clock
@@ -187,32 +207,49 @@ class Wait(Generic[T]):
                 return at_once
         else:
             await place
-            await self._let_others_go_first(queues, key)
         return await self._ask_until_granted(queues, key, line)
 
     async def _ask_until_granted(self, queues: Queues, key: str, line: Line) -> T:
         grant: T | None = None
         try:
             async with Subscription(self._watch(), self._clock, SUBSCRIBING, self._title) as waiter:
-                if (held_for := line.held_for()) > 0:
-                    # Whoever was before in this line has it, and its release is a hint: there is nothing to ask yet.
-                    await waiter.wait(min(held_for, SAFETY_POLL if waiter.pushes else self._jittered()))
+                # While whoever was before in this line has it, there is nothing to ask: its release is a hint.
+                held_for = line.held_for()
                 while True:
-                    lease, grant = await self._ask_store(line, True)
+                    passed = await self._until_hint(line, waiter, held_for) if held_for > 0 else None
+                    if passed is not None:
+                        lease, grant = passed
+                    else:
+                        await self._let_others_go_first(queues, key)
+                        lease, grant = await self._ask_store(line, True)
                     if grant is not None:
                         queues.granted(key, lease.waited)
                         line.was_granted(grant)
                         return grant
                     # A lease is live at the very instant of its expiry, so look a moment after it.
-                    poll = SAFETY_POLL if waiter.pushes else self._jittered()
-                    await waiter.wait(min(lease.remaining + 0.001, poll))
+                    held_for = lease.remaining + 0.001
         except BaseException:
             if grant is not None:  # cut off while the subscription ended
                 self._undo(grant)
             raise
 
+    async def _until_hint(self, line: Line, waiter: Waiter, held_for: float) -> tuple[Lease, T | None] | None:
+        """Wait until it may be free; the lease and the grant, if another of this process passed it on meanwhile."""
+        offer = line.offer = self._offer(waiter)
+        try:
+            await waiter.wait(min(held_for, SAFETY_POLL if waiter.pushes else self._jittered()))
+            lease = await offer.settle()
+        except BaseException:
+            offer.withdraw()
+            if offer.lease is not None and (grant := self._accept(offer, offer.lease)) is not None:
+                self._undo(grant)
+            raise
+        finally:
+            line.offer = None
+        return None if lease is None else (lease, self._accept(offer, lease))
+
     async def _let_others_go_first(self, queues: Queues, key: str) -> None:
-        if queues.runs.get(key, 0) >= LOCAL_RUN:
+        if queues.must_yield(key):
             del queues.runs[key]
             await sleep(self._clock, self._notice)
 

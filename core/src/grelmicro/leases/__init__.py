@@ -1,5 +1,5 @@
 """Leases: rights that end by themselves, and the stores that keep them."""
 
-from grelmicro.leases.lease import InstantLeases, Lease, LeaseStore, Scope, SignalWaiter, Waiter
+from grelmicro.leases.lease import InstantLeases, Lease, LeaseStore, PassingLeases, Scope, SignalWaiter, Waiter
 
-__all__ = ["InstantLeases", "Lease", "LeaseStore", "Scope", "SignalWaiter", "Waiter"]
+__all__ = ["InstantLeases", "Lease", "LeaseStore", "PassingLeases", "Scope", "SignalWaiter", "Waiter"]

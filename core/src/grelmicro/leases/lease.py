@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
-from grelmicro.clock import SYSTEM_CLOCK, Clock, Signal, expect, sleep
+from grelmicro.clock import SYSTEM_CLOCK, Clock, Signal, expect
 from grelmicro.config import check_namespace
 from grelmicro.lifecycle import Resource
 
@@ -64,11 +64,15 @@ class Waiter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._woken = Signal()
 
     async def wait(self, timeout: float) -> bool:
         """Wait for a hint, at most `timeout` seconds; whether one came. A hint proves nothing: ask the store."""
-        await sleep(self._clock, timeout)
-        return False
+        return await self._woken.wait(self._clock, timeout)
+
+    def wake(self) -> None:
+        """End the present wait, as a hint does."""
+        self._woken.send()
 
 
 class SignalWaiter(Waiter):
@@ -90,6 +94,11 @@ class SignalWaiter(Waiter):
         self.close()
         self._next = self._signal.subscribe()
         return came
+
+    def wake(self) -> None:
+        """End the present wait, as a hint does."""
+        if not self._next.done():
+            self._next.set_result(True)
 
     def close(self) -> None:
         """End the subscription."""
@@ -177,6 +186,17 @@ class InstantLeases(Protocol):
 
     def release_now(self, lease: Lease) -> bool:
         """See `LeaseStore.release`."""
+
+
+@runtime_checkable
+class PassingLeases(Protocol):
+    """What a store offers besides that gives a lease back and to the next holder in one request."""
+
+    async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
+        """What `release` of `lease` and `acquire` for `holder` do, with nobody in between; None if it was not held.
+
+        It wakes nobody. Errors mean what those of `acquire` mean: raised as unknown, both may have happened.
+        """
 
 
 @asynccontextmanager

@@ -84,6 +84,7 @@ class Statements:
         self.renew, self.renew_quietly = self._renew(self._notify("$8")), self._renew("NULL")
         self.renew_many = self._renew_many()
         self.release, self.release_quietly = self._release(self._notify("$7")), self._release("NULL")
+        self.pass_on = self._pass_on()
         self.read = f"SELECT {_fields('l')} FROM {self.table} AS l WHERE l.namespace = $1 AND l.name = $2"
         self.page = (
             f"SELECT {_fields('l')} FROM {self.table} AS l WHERE l.namespace = $1 AND l.name > $2 "
@@ -230,6 +231,20 @@ class Statements:
             WHERE l.namespace = $1 AND l.name = $2 AND l.holder = $3
                 AND ($4::pg_catalog.int8 = 0 OR l.fence = $4) AND l.expires_at >= {NOW}
             RETURNING {_epoch(NOW)}, CASE WHEN l.waiter <> $6 AND {_marked("l")} THEN {notify} END, {DURABLY}"""
+
+    def _pass_on(self) -> str:
+        """Give what $3 has under fence $4 to $5 for $6 seconds. $7 is this process, which may wait no more."""
+        return f"""
+            UPDATE {self.table} AS l SET
+                holder = $5,
+                fence = CASE
+                    WHEN l.incarnation = {STARTED} THEN l.fence + 1 ELSE GREATEST(l.fence + 1, {_micros(NOW)})
+                END,
+                transitions = l.transitions + 1, acquired_at = {NOW}, renewed_at = {NOW},
+                expires_at = {NOW} + {_seconds("$6")}, incarnation = {STARTED},
+                waiter = CASE WHEN l.waiter = $7 THEN '' ELSE l.waiter END
+            WHERE l.namespace = $1 AND l.name = $2 AND l.holder = $3 AND l.fence = $4 AND l.expires_at >= {NOW}
+            RETURNING {_fields("l")}, {DURABLY}"""
 
     def _sweep(self) -> str:
         """Drop what is old among the records after $2, for a retention of $3 seconds; the last one looked at, or NULL.

@@ -223,6 +223,10 @@ class PostgresStore(LeaseStore):
             # known, since it may have been done.
             _wake(opened.hints, lease.name)
 
+    async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
+        """See `PassingLeases.pass_on`."""
+        return await self._get_open().table.pass_on(lease, holder, max(ttl, self.resolution))
+
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
         return await self._get_open().table.read(name)

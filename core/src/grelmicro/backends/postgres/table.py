@@ -143,6 +143,12 @@ class Table:
             raise OutcomeUnknownError(f"releasing {lease.name!r}: what acquires it may still be on its way: try again")
         return await self._was_released(lease)
 
+    async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
+        """See `PassingLeases.pass_on`. Should it be late, it finds nothing: what it needs was released by then."""
+        args = (self._namespace, lease.name, lease.holder, lease.fence, holder, ttl, self.me)
+        rows = await self._requests.fetch(self._statements.pass_on, args, self._limit)
+        return self._lease(rows[0]) if rows else None
+
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
         rows = await self._requests.fetch(self._statements.read, (self._namespace, name), self._limit)
