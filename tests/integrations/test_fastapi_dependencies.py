@@ -5,6 +5,7 @@ import gc
 import logging
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from functools import wraps
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
@@ -184,12 +185,19 @@ async def test_dependency_of_a_collected_request_frees_its_lock(
                 await asyncio.sleep(0.01)
 
 
-def test_route_that_yields_its_response_needs_the_longer_scope() -> None:
+@pytest.mark.parametrize("decorated", [False, True])
+def test_route_that_yields_its_response_needs_the_longer_scope(decorated: bool) -> None:
     app, _ = new_app()
 
-    @app.get("/{x}", response_class=StreamingResponse, response_model=None)
     async def stream(x: int, held: Annotated[LockHandle, LockDep("a:{x}")]) -> AsyncIterator[int]:
         yield 1
+
+    @wraps(stream)
+    def traced(**values: Any) -> AsyncIterator[int]:
+        return stream(**values)
+
+    endpoint = traced if decorated else stream
+    app.add_api_route("/{x}", endpoint, response_class=StreamingResponse, response_model=None)
 
     with TestClient(app) as client, pytest.raises(SettingsValidationError, match=r"use scope='request'"):
         client.get("/1")

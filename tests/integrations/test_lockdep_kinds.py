@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field, Json, JsonValue, SecretStr
 from grelmicro.coordination import LockHandle
 from grelmicro.errors import SettingsValidationError
 from grelmicro_fastapi import LockDep
-from grelmicro_fastapi.ways import way
 from tests.integrations.asgi import new_app
 
 T = TypeVar("T")
@@ -121,16 +120,6 @@ def test_what_the_client_chose_is_the_clients_mistake(
 def test_what_was_declared_is_the_routes_mistake(field: str, body: dict[str, Any]) -> None:
     with TestClient(app_with(field)) as client, pytest.raises(SettingsValidationError, match=field):
         client.post("/m", json=body)
-
-
-@pytest.mark.parametrize("annotation", [Any, object, Json, T, int | str, JsonValue, Annotated[Any, "x"] | None])
-def test_declarations_that_leave_the_type_open(annotation: Any) -> None:
-    assert way(annotation, [1], ()).chosen
-
-
-@pytest.mark.parametrize("annotation", [int, list[int], list[int] | None, Annotated[int, "x"], Json[list[int]], Cat])
-def test_declarations_that_tell_the_type(annotation: Any) -> None:
-    assert not way(annotation, [1], ()).chosen
 
 
 @pytest.mark.parametrize("field", ["m.dog.bark", "m.several", "m.d", "m.anything.x.y"])

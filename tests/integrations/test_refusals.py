@@ -30,10 +30,10 @@ from grelmicro.coordination import (
     WouldBlockError,
 )
 from grelmicro.errors import SettingsValidationError
+from grelmicro.problems import KINDS
 from grelmicro.testing import held_elsewhere
 from grelmicro_starlette import Problem, exception_handlers, install, locked
 from grelmicro_starlette.presence import ClientLeftError
-from grelmicro_starlette.refusals import PROBLEMS
 from tests.integrations.asgi import client_of as running
 
 SECRET = "lock 'cart' is held by web-1:task:0123"
@@ -331,7 +331,7 @@ def test_a_coroutine_that_is_returned_is_told_like_any_other_answer(caplog: pyte
 
 def test_an_answer_tells_nothing_of_what_the_route_did_before() -> None:
     """The lock may have been taken inside the route, when it had done something."""
-    for kind in PROBLEMS.values():
+    for kind in KINDS.values():
         assert "othing was done" not in kind.detail
 
 

@@ -20,6 +20,14 @@ def test_defaults() -> None:
     assert (task.lease_duration, task.min_hold_duration, task.auto_renew, task.max_hold) == (60, 1, False, None)
 
 
+def test_what_is_to_be_renewed_is_unless_somebody_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Lock("cart", lease_duration=7).config.renewing() == LockConfig(lease_duration=7, auto_renew=True)
+    assert TaskLock("report").config.renewing() == TaskLockConfig(auto_renew=True)
+    assert not Lock("cart", auto_renew=False).config.renewing().auto_renew
+    monkeypatch.setenv("GREL_LOCK_CART_AUTO_RENEW", "0")
+    assert not Lock("cart").config.renewing().auto_renew
+
+
 def test_the_nearest_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Lock("cart").config.lease_duration == 60
     monkeypatch.setenv("GREL_LOCK_LEASE_DURATION", "10")

@@ -10,6 +10,7 @@ from urllib.parse import quote
 from pydantic import BaseModel
 
 from grelmicro.errors import SettingsValidationError
+from grelmicro.fields import field_of
 from grelmicro.texts import NoTextError, text_of
 
 LONGEST = 255
@@ -98,10 +99,7 @@ class NameTemplate:
         try:
             value = values[first]
             for step in rest:
-                if isinstance(value, Mapping):
-                    value = value[step]
-                elif value is not None:
-                    value = getattr(value, step)
+                value = field_of(value, step)
         except KeyError:
             raise KeyError(name) from None
         except AttributeError:

@@ -5,7 +5,7 @@ import weakref
 from asyncio import Task
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from grelmicro.clock import DRIFT
 from grelmicro.config import Reconfigurable, Seconds, WorkerConfig, check_name
@@ -40,6 +40,10 @@ class LeaseConfig(WorkerConfig):
     """Whether it is renewed while it is held; then a lost lease cancels the guarded `async with` body."""
     max_hold: Seconds | None = None
     """Seconds after which it is not renewed any more; None: no limit."""
+
+    def renewing(self) -> Self:
+        """The same, but renewed unless somebody said no: for handlers, where nobody sees to a lease that runs out."""
+        return self if "auto_renew" in self.model_fields_set else self.model_copy(update={"auto_renew": True})
 
 
 C = TypeVar("C", bound=LeaseConfig)

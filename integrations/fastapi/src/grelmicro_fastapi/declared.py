@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from fastapi import params, routing
 from fastapi.dependencies.models import Dependant
@@ -20,10 +20,8 @@ class Declared:
     refusals: ClassVar[tuple[int, ...]] = (409, 503)
     """The statuses with which it can refuse a request."""
 
-    @property
-    def templates(self) -> tuple[str, ...]:
-        """The names of the locks that it waits for, all at once."""
-        return ()
+    templates: tuple[str, ...] = ()
+    """The names of the locks that it waits for, all at once."""
 
 
 class Declaration(params.Depends):
@@ -40,12 +38,28 @@ class Declaration(params.Depends):
         """FastAPI asks for the signature of what can be called; nothing calls it."""
 
 
-def declared(dependant: Dependant) -> Iterator[Declared]:
-    """What a handler or dependency depends on, itself and through other dependencies."""
-    if isinstance(dependant.call, Declared):
-        yield dependant.call
+class Called(NamedTuple):
+    """What FastAPI calls for a request: the handler, or something that it depends on."""
+
+    dependant: Dependant
+    depth: int
+    """0 is that of the handler, 1 that of what it depends on itself."""
+    for_name: bool
+    """Whether the name of a lock is made of it."""
+
+
+def called(dependant: Dependant, depth: int = 0, *, for_name: bool = False) -> Iterator[Called]:
+    """A handler and all that it depends on, in the order in which FastAPI calls them: the handler is the last."""
+    inside = for_name or isinstance(dependant.call, Declared)
     for dependency in dependant.dependencies:
-        yield from declared(dependency)
+        yield from called(dependency, depth + 1, for_name=inside)
+    yield Called(dependant, depth, for_name)
+
+
+def declared(dependant: Dependant) -> list[Declared]:
+    """What of this package a handler depends on, itself and through other dependencies."""
+    calls: list[Any] = [each.dependant.call for each in called(dependant)]
+    return [call for call in calls if isinstance(call, Declared)]
 
 
 def all_routes(routes: Iterable[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

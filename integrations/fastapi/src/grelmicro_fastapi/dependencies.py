@@ -1,13 +1,16 @@
 """`LockDep` and its like: a held lock and a term of leadership as dependencies."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, get_args
+
+from fastapi import params
 
 from grelmicro.coordination import LeaderElection
 from grelmicro.errors import SettingsValidationError
+from grelmicro.names import NameTemplate
 from grelmicro_fastapi.declared import Declaration
-from grelmicro_fastapi.guards import Guard, HeldFence, HeldLock, HeldLocks, HeldTaskLock, PresentTerm
-from grelmicro_fastapi.results import check_results
+from grelmicro_fastapi.guards import REQUEST, Guard, HeldFence, HeldLock, HeldLocks, HeldTaskLock, PresentTerm
 from grelmicro_fastapi.tasklock import TaskFamily
 from grelmicro_starlette import LockFamily
 
@@ -53,8 +56,8 @@ def LockDep(
     Raises:
         SettingsValidationError: the template, a setting or a dependency breaks a rule.
     """
-    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
-    return _declaration(HeldLock, LockFamily.of, [name], settings, scope, results)
+    family = partial(LockFamily.of, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration)
+    return _declaration(HeldLock, family, [name], scope, results)
 
 
 def FenceDep(
@@ -70,8 +73,8 @@ def FenceDep(
 
     It is for handlers that pass it on and do nothing else with the lock; arguments and errors are those of `LockDep`.
     """
-    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
-    return _declaration(HeldFence, LockFamily.of, [name], settings, scope, results)
+    family = partial(LockFamily.of, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration)
+    return _declaration(HeldFence, family, [name], scope, results)
 
 
 def LocksDep(
@@ -99,8 +102,8 @@ def LocksDep(
     Raises:
         SettingsValidationError: there is no name, or a template, a setting or a dependency breaks a rule.
     """
-    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
-    return _declaration(HeldLocks, LockFamily.of, names, settings, scope, results)
+    family = partial(LockFamily.of, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration)
+    return _declaration(HeldLocks, family, names, scope, results)
 
 
 def TaskLockDep(
@@ -135,12 +138,10 @@ def TaskLockDep(
     Raises:
         SettingsValidationError: the template, a setting or a dependency breaks a rule.
     """
-    settings = {
-        "min_hold_duration": min_hold_duration,
-        "auto_renew": auto_renew,
-        "lease_duration": lease_duration,
-    }
-    return _declaration(HeldTaskLock, TaskFamily.of, [name], settings, scope, results)
+    family = partial(
+        TaskFamily.of, min_hold_duration=min_hold_duration, auto_renew=auto_renew, lease_duration=lease_duration
+    )
+    return _declaration(HeldTaskLock, family, [name], scope, results)
 
 
 def LeaderDep(leader: LeaderElection) -> Any:
@@ -161,9 +162,8 @@ def LeaderDep(leader: LeaderElection) -> Any:
 
 def _declaration(
     guard: type[Guard],
-    family: Callable[..., LockFamily | TaskFamily],
+    family: partial[LockFamily] | partial[TaskFamily],
     names: Sequence[str],
-    settings: Mapping[str, Any],
     scope: Scope,
     results: Mapping[str, Any],
 ) -> Declaration:
@@ -172,7 +172,40 @@ def _declaration(
         raise SettingsValidationError(
             f"{title} needs a name: say what is locked, like {guard.title}('cart:{{cart_id}}')"
         )
-    check_results(title, names, {**settings, "scope": scope}, results)
+    _check_results(title, names, {**family.keywords, "scope": scope}, results)
     if scope not in get_args(Scope):
         raise SettingsValidationError(f"{title}: scope should be 'function' or 'request'")
-    return Declaration(guard([family(name, **settings) for name in names], results), scope=scope)
+    return Declaration(guard([family(name) for name in names], results), scope=scope)
+
+
+def _check_results(
+    title: str, names: Sequence[str], settings: Mapping[str, object], results: Mapping[str, object]
+) -> None:
+    """Refuse keywords that are no dependencies, or none that a name needs.
+
+    Args:
+        title: what is declared, for error texts.
+        names: the names of locks.
+        settings: what the keywords of settings were given.
+        results: all other keywords.
+
+    Raises:
+        SettingsValidationError: a keyword is wrong.
+    """
+    fields = dict.fromkeys(field for name in names for field in NameTemplate(name).fields)
+    taken = [name for name, value in settings.items() if isinstance(value, params.Depends)]
+    for name in (*taken, *results.keys() & {REQUEST.name}):
+        raise SettingsValidationError(
+            f"{title}: '{name}' means something else here, so it cannot be the name of a dependency's result: "
+            f"give the field another name, like {{my_{name}}} and my_{name}=Depends(...)"
+        )
+    for name, value in results.items():
+        if name not in fields:
+            raise SettingsValidationError(
+                f"{title}: '{name}' is neither a setting nor a field of the name, whose fields are "
+                f"{', '.join(fields) or 'none'}: leave it out, or write {{{name}}} in the name"
+            )
+        if not isinstance(value, params.Depends) or value.dependency is None:
+            raise SettingsValidationError(
+                f"{title}: '{name}' should be a dependency with what it depends on: {name}=Depends(get_{name})"
+            )

@@ -1,27 +1,29 @@
 """What FastAPI calls for the dependencies of this package: it finds out the names, and holds what they name."""
 
 import asyncio
+import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from inspect import isasyncgenfunction, isgeneratorfunction
 from typing import Any, ClassVar
 
 from fastapi import params
-from fastapi.dependencies.models import Dependant
 from fastapi.requests import HTTPConnection
 
+from grelmicro.callables import yields
 from grelmicro.coordination import LeaderElection, LeaderRecord
 from grelmicro.errors import SettingsValidationError
 from grelmicro.names import NoNameError
-from grelmicro_fastapi.declared import Declared
-from grelmicro_fastapi.results import identity, signature
+from grelmicro_fastapi.declared import Declared, called
 from grelmicro_fastapi.sharing import Key, share
 from grelmicro_fastapi.values import RouteValues, route_of
 from grelmicro_starlette import check_takes_part, hold_all
 
 logger = logging.getLogger("grelmicro.fastapi")
+
+REQUEST = inspect.Parameter("connection", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=HTTPConnection)
+"""The parameter by which the callables of this package get the request or websocket."""
 
 MOST_ROUTES = 1000
 """Routes that one declaration remembers. An application has fewer; tests build many."""
@@ -42,25 +44,21 @@ class Guard(Declared):
 
     def __init__(self, families: Sequence[Any], results: Mapping[str, params.Depends]) -> None:
         self.families = tuple(families)
-        self.__signature__ = signature(results)
+        self.templates = tuple(family.template.text for family in families) if self.waits else ()
+        self.__signature__ = _signature(results)
         fields = dict.fromkeys(field for family in families for field in family.template.fields)
         self._fields = [field for field in fields if field not in results]
-        self._key = (type(self), self.families, identity(results))
+        self._key = (type(self), self.families, _identity(results))
         self._hash = hash(self._key)
         self._routes: dict[int, RouteValues] = {}
         self.__name__ = repr(self)  # FastAPI tells it in errors
-
-    @property
-    def templates(self) -> tuple[str, ...]:
-        """The names of the locks that it waits for, all at once."""
-        return tuple(family.template.text for family in self.families) if self.waits else ()
 
     async def __call__(self, connection: HTTPConnection, **results: object) -> AsyncIterator[Any]:
         """Hold it for this request."""
         source = self._values(connection)
         values = {**await source.of(connection), **results}
         try:
-            names = tuple(family.name(values) for family in self.families)
+            names = tuple(family.template.name(values) for family in self.families)
         except (KeyError, NoNameError) as error:
             raise await source.error(connection, values, error) from None
         key = Key(self.waits, self.kind, names)
@@ -92,7 +90,7 @@ class Guard(Declared):
         route = route_of(connection)
         known = self._routes.get(id(route))
         if known is None or known.route is not route:
-            if _yields(route.endpoint) and self._ends_before_response(route.dependant):
+            if yields(route.endpoint) and self._ends_before_response(route):
                 raise SettingsValidationError(
                     f"{self!r}: {route.endpoint.__qualname__} yields its response, which is sent when the lock "
                     "is given back already: use scope='request'"
@@ -102,11 +100,9 @@ class Guard(Declared):
             known = self._routes[id(route)] = RouteValues(route, self._fields, repr(self))
         return known
 
-    def _ends_before_response(self, dependant: Dependant) -> bool:
-        return any(
-            (each.call == self and each.scope == "function") or self._ends_before_response(each)
-            for each in dependant.dependencies
-        )
+    def _ends_before_response(self, route: Any) -> bool:
+        dependants = [each.dependant for each in called(route.dependant)]
+        return any(each.call == self and each.scope == "function" for each in dependants)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Guard) and self._key == other._key
@@ -153,8 +149,19 @@ class HeldTaskLock(Guard):
     waits = False
 
 
-def _yields(endpoint: Callable[..., Any]) -> bool:
-    return isgeneratorfunction(endpoint) or isasyncgenfunction(endpoint)
+def _identity(results: Mapping[str, Any]) -> Hashable:
+    """What makes equal declarations equal; in early releases of FastAPI a `Depends` has no hash."""
+    return tuple(
+        (name, type(given), given.dependency, given.use_cache, given.scope, tuple(getattr(given, "scopes", None) or ()))
+        for name, given in sorted(results.items())
+    )
+
+
+def _signature(results: Mapping[str, Any]) -> inspect.Signature:
+    """What FastAPI calls a dependency with: the request, and the results of others."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    given = [inspect.Parameter(name, keyword, default=each, annotation=Any) for name, each in results.items()]
+    return inspect.Signature([REQUEST, *given])
 
 
 @dataclass(frozen=True)

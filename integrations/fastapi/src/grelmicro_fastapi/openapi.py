@@ -1,35 +1,13 @@
 """The refusals of this package in the OpenAPI document of an application."""
 
 from collections.abc import Callable
-from copy import deepcopy
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from grelmicro.problems import CoordinationProblem, openapi_response
 from grelmicro_fastapi.declared import declared, effective_routes
-
-NAME = "CoordinationProblem"
-SCHEMA: dict[str, Any] = {
-    "title": NAME,
-    "description": "Why a request was refused (RFC 9457).",
-    "type": "object",
-    "required": ["type", "title", "status", "detail"],
-    "properties": {
-        "type": {"title": "Type", "type": "string", "format": "uri"},
-        "title": {"title": "Title", "type": "string"},
-        "status": {"title": "Status", "type": "integer"},
-        "detail": {"title": "Detail", "type": "string"},
-    },
-}
-DESCRIPTIONS = {
-    409: "Something is under way, or was just done, that excludes this request",
-    503: "This worker cannot serve the request now",
-}
-CONTENT = {
-    "headers": {"Retry-After": {"description": "Seconds to wait before the next try", "schema": {"type": "integer"}}},
-    "content": {"application/problem+json": {"schema": {"$ref": f"#/components/schemas/{NAME}"}}},
-}
 
 
 class Documented:
@@ -56,16 +34,17 @@ class Documented:
         return document
 
     def _complete(self, document: dict[str, Any]) -> None:
-        content = CONTENT if self._described else {}
         for (path, method), statuses in _refusals(self._app).items():
             responses = document.get("paths", {}).get(path, {}).get(method, {}).get("responses", {})
             for status in statuses:
-                if not {str(status), f"{status // 100}XX", "default"} & responses.keys():
-                    responses[str(status)] = {"description": DESCRIPTIONS[status], **deepcopy(content)}
-                    if content:
-                        document.setdefault("components", {}).setdefault("schemas", {}).setdefault(
-                            NAME, deepcopy(SCHEMA)
-                        )
+                if {str(status), f"{status // 100}XX", "default"} & responses.keys():
+                    continue
+                response = responses[str(status)] = openapi_response(status)
+                if self._described:
+                    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+                    schemas.setdefault(CoordinationProblem.__name__, CoordinationProblem.model_json_schema())
+                else:
+                    del response["headers"], response["content"]
 
 
 def document(app: FastAPI, *, described: bool) -> None:

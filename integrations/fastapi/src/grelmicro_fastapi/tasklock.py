@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from fastapi.requests import HTTPConnection
 
@@ -27,25 +27,18 @@ class TaskFamily:
     config: TaskLockConfig
 
     @classmethod
-    def of(
-        cls, name: str, *, min_hold_duration: float | None, auto_renew: bool | None, lease_duration: float | None
-    ) -> Self:
-        """The family of a template; settings left None come from the environment.
+    def of(cls, name: str, **settings: Any) -> Self:
+        """The family of a template.
+
+        Args:
+            name: the template.
+            settings: keywords of `TaskLock`; those that are None come from the environment.
 
         Raises:
             SettingsValidationError: the template or a setting breaks a rule.
         """
         template = NameTemplate(name)
-        config = TaskLock(
-            name, min_hold_duration=min_hold_duration, auto_renew=auto_renew, lease_duration=lease_duration
-        ).config
-        if "auto_renew" not in config.model_fields_set:
-            config = config.model_copy(update={"auto_renew": True})  # as that of a lock that a handler holds
-        return cls(template, config)
-
-    def name(self, values: Mapping[str, object]) -> str:
-        """The name for these values; raises `KeyError` when one is missing."""
-        return self.template.name(values)
+        return cls(template, TaskLock(name, **settings).config.renewing())
 
     @asynccontextmanager
     async def hold(self, name: str, connection: HTTPConnection, *, in_thread: bool) -> AsyncIterator[LockHandle]:

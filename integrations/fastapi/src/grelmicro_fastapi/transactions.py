@@ -2,13 +2,12 @@
 
 import logging
 from collections.abc import Hashable, Iterable, Iterator
-from functools import partial
-from inspect import isasyncgenfunction, isclass, isgeneratorfunction, isroutine, unwrap
 from typing import Any, NamedTuple
 
 from fastapi.dependencies.models import Dependant
 
-from grelmicro_fastapi.declared import Declared, all_routes
+from grelmicro.callables import layers, yields
+from grelmicro_fastapi.declared import Declared, all_routes, called
 
 logger = logging.getLogger("grelmicro.fastapi")
 
@@ -16,16 +15,8 @@ MOST_TOLD = 10
 """Routes that the log names."""
 
 
-class Entered(NamedTuple):
-    """A dependency of a route."""
-
-    dependant: Dependant
-    for_name: bool
-    """Whether the name of a lock is made of it."""
-
-
 class Beside(NamedTuple):
-    """A dependency that yields beside a lock."""
+    """A dependency that yields, and is not inside the lock of its route."""
 
     name: str
     for_name: bool
@@ -40,8 +31,8 @@ def warn_of_transactions(routes: Iterable[Any]) -> None:
     found = [
         (title, lock, outside)
         for title, route in all_routes(routes)
-        for lock, beside in _beside_locks(route.dependant)
-        if (outside := [each for each in beside if each.early or each.late])
+        for lock, outside in _outside_locks(route.dependant)
+        if outside
     ]
     for title, lock, outside in found[:MOST_TOLD]:
         logger.warning(
@@ -56,33 +47,28 @@ def warn_of_transactions(routes: Iterable[Any]) -> None:
         logger.warning("%d more routes have dependencies that are not inside their locks", len(found) - MOST_TOLD)
 
 
-def _beside_locks(dependant: Dependant) -> Iterator[tuple[str, list[Beside]]]:
-    """The lock of a route, if it has one, and what yields beside it."""
-    entered = list(_entered(dependant))
-    locks = [at for at, (each, _) in enumerate(entered) if isinstance(each.call, Declared) and each.call.templates]
+def _outside_locks(dependant: Dependant) -> Iterator[tuple[str, list[Beside]]]:
+    """The lock of a route, if it has one, and what is not inside of it."""
+    *entered, _ = called(dependant)
+    locks = [at for at, (each, _, _) in enumerate(entered) if _is_lock(each.call)]
     if not locks:
         return
     longer = any(entered[at].dependant.scope == "request" for at in locks)
-    uses: dict[Hashable, list[int]] = {}
-    for at, (each, _) in enumerate(entered):
+    beside: dict[Hashable, Beside] = {}
+    wanted = set()
+    for at, (each, _, for_name) in enumerate(entered):
         if _yields(each.call):
-            uses.setdefault((each.call, each.scope) if each.use_cache else id(each), []).append(at)
-    yield (
-        repr(entered[locks[0]].dependant.call),
-        [
-            Beside(_name(each.call), for_name, early=at < locks[0], late=each.scope != "function" and not longer)
-            for at, *others in uses.values()
-            for each, for_name in [entered[at]]
-            if not (for_name and all(entered[other].for_name for other in others))
-        ],
-    )
+            use = (each.call, each.scope) if each.use_cache else id(each)
+            late = each.scope != "function" and not longer
+            beside.setdefault(use, Beside(_name(each.call), for_name, at < locks[0], late))
+            if not for_name:  # what only tells the name of a lock guards nothing
+                wanted.add(use)
+    outside = [each for use, each in beside.items() if use in wanted and (each.early or each.late)]
+    yield repr(entered[locks[0]].dependant.call), outside
 
 
-def _entered(dependant: Dependant, *, for_name: bool = False) -> Iterator[Entered]:
-    """All dependencies of a route, in the order in which FastAPI enters them."""
-    for each in dependant.dependencies:
-        yield from _entered(each, for_name=for_name or isinstance(each.call, Declared))
-        yield Entered(each, for_name)
+def _is_lock(call: Any) -> bool:
+    return isinstance(call, Declared) and bool(call.templates)
 
 
 def _remedy(outside: list[Beside]) -> str:
@@ -101,20 +87,9 @@ def _names(dependencies: list[Beside]) -> str:
 
 
 def _name(call: Any) -> str:
-    call = _unwrapped(call)
-    return str(getattr(call, "__qualname__", type(call).__qualname__)).rpartition("<locals>.")[2]
+    *_, innermost = layers(call)
+    return str(getattr(innermost, "__qualname__", type(innermost).__qualname__)).rpartition("<locals>.")[2]
 
 
 def _yields(call: Any) -> bool:
-    call = _unwrapped(call)
-    if isinstance(call, Declared):
-        return False
-    called = call if isroutine(call) or isclass(call) else type(call).__call__
-    return isgeneratorfunction(called) or isasyncgenfunction(called)
-
-
-def _unwrapped(call: Any) -> Any:
-    """The function in which a `yield` would stand."""
-    while isinstance(call, partial):
-        call = call.func
-    return unwrap(call)
+    return yields(call) and not any(isinstance(layer, Declared) for layer in layers(call))

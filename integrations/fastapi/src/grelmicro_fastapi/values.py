@@ -1,36 +1,32 @@
 """The values of a request's parameters, as its handler receives them."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from fastapi.dependencies.models import Dependant
-from fastapi.dependencies.utils import request_body_to_args, request_params_to_args, solve_dependencies
+from fastapi.dependencies.utils import SolvedDependency, solve_dependencies
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.params import Form
 from fastapi.requests import HTTPConnection, Request
-from pydantic import BaseModel
+from fastapi.responses import Response
 from starlette.datastructures import FormData, UploadFile
 
+from grelmicro.callables import runs_in_thread
 from grelmicro.errors import SettingsValidationError
+from grelmicro.fields import fault_of
 from grelmicro.names import NoNameError
-from grelmicro_fastapi.ways import way
-from grelmicro_starlette import runs_in_thread
+from grelmicro_fastapi.declared import called
 
-GROUPS = {
-    "path_params": "path_params",
-    "query_params": "query_params",
-    "header_params": "headers",
-    "cookie_params": "cookies",
-    "body_params": "",
-}
-"""Where a handler's parameters are listed, in the order of error texts, and where a request has their values."""
+GROUPS = ("path_params", "query_params", "header_params", "cookie_params", "body_params")
+"""Where a handler's parameters are listed, in the order of error texts."""
 
 NO_BODY = inspect.signature(solve_dependencies).parameters["body"].default
 """What FastAPI takes for the body of a request that has none; that differs between releases."""
 
-SHOWN = (str, int, float, dict, list, BaseModel)
-"""Kinds of values that an error can show to the client who sent them: no files."""
+UNUSED = Response()
+"""The response that dependencies could set headers of: none is called here, and making one takes time."""
 
 
 class Place(NamedTuple):
@@ -39,14 +35,6 @@ class Place(NamedTuple):
     dependant: Dependant
     group: str
     field: Any
-
-
-class Read(NamedTuple):
-    """Parameters that are converted at once, and which of them are needed."""
-
-    group: str
-    fields: list[Any]
-    names: list[str]
 
 
 class RouteValues:
@@ -78,12 +66,11 @@ class RouteValues:
             if name in self._places or name not in connection.path_params:
                 raise self._unknown(name)
             values[name] = connection.path_params[name]  # part of a prefix, and nobody converts it
-        for group, fields, names in self._reads:
-            converted, problems = await self._convert(connection, group, fields)
-            if problems:
-                raise await self._refusal(connection, await self._problems(connection, self.route.dependant))
-            for name in names:
-                values[name] = converted[name]
+        for dependant, names in self._reads:
+            solved = await self._solve(connection, dependant)
+            if solved.errors:
+                raise await self._refusal(connection, await self._problems(connection))
+            values |= {name: solved.values[name] for name in names}
         return values
 
     async def error(
@@ -96,18 +83,13 @@ class RouteValues:
         field = error.field if isinstance(error, NoNameError) else str(error.args[0])
         first, *rest = field.split(".")
         place = self._places.get(first) if first in self._names else None
-        end = way(place.field.field_info.annotation, values[first], rest) if place else None
-        if place is None or end is None or not end.chosen:
-            if isinstance(error, NoNameError):
-                return error
-            return SettingsValidationError(f"{self._title}: the value of '{first}' is a mapping without {{{field}}}")
-        problem = {
-            "type": "string_type" if end.found else "missing",
-            "loc": (*self._loc(place, alone=not rest), *end.loc),
-            "msg": "Input should be a valid string" if end.found else "Field required",
-            "input": end.value if isinstance(end.value, SHOWN) else None,
-        }
-        return await self._refusal(connection, [problem])
+        fault = None if place is None else fault_of(place.field.field_info.annotation, values[first], rest)
+        if place is not None and fault is not None:
+            fault["loc"] = (*self._loc(place, alone=not rest), *fault["loc"])
+            return await self._refusal(connection, [fault])
+        if isinstance(error, NoNameError):
+            return error
+        return SettingsValidationError(f"{self._title}: the value of '{first}' is a mapping without {{{field}}}")
 
     def _loc(self, place: Place, *, alone: bool) -> tuple[str, ...]:
         """Where a parameter stands in a request, in FastAPI's words; of a model of other parameters they are alone."""
@@ -116,20 +98,22 @@ class RouteValues:
         group = "body" if body else place.field.field_info.in_.value
         return (group, place.field.alias) if named else (group,)
 
-    async def _convert(
-        self, connection: HTTPConnection, group: str, fields: list[Any]
-    ) -> tuple[Mapping[str, object], Sequence[Any]]:
-        if not fields:
-            return {}, ()
-        if group != "body_params":
-            return request_params_to_args(fields, getattr(connection, GROUPS[group]))
-        body = await self._body(connection)
+    async def _solve(self, connection: Any, dependant: Dependant) -> SolvedDependency:
+        """Let FastAPI convert what a dependant without dependencies takes."""
+        body = await self._body(connection) if dependant.body_params else NO_BODY
         parts = [part for _, part in body.multi_items()] if isinstance(body, FormData) else []
         files = [(part, part.file.tell()) for part in parts if isinstance(part, UploadFile)]
-        converted = await request_body_to_args(fields, body, self.route._embed_body_fields)
+        solved = await solve_dependencies(
+            request=connection,
+            dependant=dependant,
+            body=body,
+            response=UNUSED,
+            async_exit_stack=connection.scope["fastapi_inner_astack"],
+            embed_body_fields=self.route._embed_body_fields,
+        )
         for file, position in files:  # it was read for a parameter of type bytes
             await file.seek(position)
-        return converted
+        return solved
 
     async def _body(self, connection: HTTPConnection) -> Any:
         """The body as FastAPI read it before the dependencies ran: nothing is read that it did not read."""
@@ -141,13 +125,11 @@ class RouteValues:
         # FastAPI decides by the content type whether it is JSON, and has parsed it then.
         return (await connection.json() if hasattr(connection, "_json") else raw) if raw else NO_BODY
 
-    async def _problems(self, connection: HTTPConnection, dependant: Dependant) -> list[Any]:
+    async def _problems(self, connection: HTTPConnection) -> list[Any]:
         """What is wrong with a request, in the order in which FastAPI tells it."""
         problems: list[Any] = []
-        for dependency in dependant.dependencies:
-            problems += await self._problems(connection, dependency)
-        for group in GROUPS:
-            problems += (await self._convert(connection, group, getattr(dependant, group)))[1]
+        for each in called(self.route.dependant):
+            problems += (await self._solve(connection, replace(each.dependant, dependencies=[]))).errors
         return problems
 
     async def _refusal(self, connection: HTTPConnection, problems: Sequence[Any]) -> Exception:
@@ -183,29 +165,24 @@ def _places(root: Dependant) -> Mapping[str, Place | None]:
     None stands for what the handler receives as the result of a dependency.
     """
     places: dict[str, Place | None] = {}
-    for dependant in _by_depth(root):
+    for dependant, depth, _ in sorted(called(root), key=lambda each: each.depth):
         for group in GROUPS:
             for field in getattr(dependant, group):
                 places.setdefault(field.name, Place(dependant, group, field))
-        if dependant is root:
+        if depth == 0:
             results = [each.name for each in root.dependencies if each.name is not None]
             places.update(dict.fromkeys(results))
     return places
 
 
-def _reads(places: Mapping[str, Place]) -> list[Read]:
-    """One for each list that a parameter stands in; parts of a body stand alone, since it may have files in it."""
-    reads: dict[tuple[int, str, str], Read] = {}
+def _reads(places: Mapping[str, Place]) -> list[tuple[Dependant, list[str]]]:
+    """What is converted at once, and the names in it that are needed.
+
+    That is each list in which one of them stands, but of a body, which may have files in it, no more than is needed.
+    """
+    reads: dict[int, tuple[Dependant, list[str]]] = {}
     for name, (dependant, group, field) in places.items():
-        alone = group == "body_params"
-        fields = [field] if alone else getattr(dependant, group)
-        read = reads.setdefault((id(dependant), group, name if alone else ""), Read(group, fields, []))
-        read.names.append(name)
+        part, names = reads.setdefault(id(dependant), (Dependant(), []))
+        setattr(part, group, [*part.body_params, field] if group == "body_params" else getattr(dependant, group))
+        names.append(name)
     return list(reads.values())
-
-
-def _by_depth(root: Dependant) -> Iterator[Dependant]:
-    level = [root]
-    while level:
-        yield from level
-        level = [dependency for dependant in level for dependency in dependant.dependencies]

@@ -1,9 +1,9 @@
 """Starlette integration of grelmicro-suite."""
 
+from grelmicro.callables import runs_in_thread
 from grelmicro.names import NameTemplate
 from grelmicro_starlette.family import LockFamily, hold_all
 from grelmicro_starlette.guards import leader_only, locked
-from grelmicro_starlette.holding import runs_in_thread
 from grelmicro_starlette.install import install
 from grelmicro_starlette.lifespan import lifespan
 from grelmicro_starlette.middleware import CoordinationMiddleware

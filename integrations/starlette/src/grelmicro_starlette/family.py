@@ -33,10 +33,7 @@ class LockFamily:
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, zero=True)
         config = Lock(name, auto_renew=auto_renew, lease_duration=lease_duration).config
-        if "auto_renew" not in config.model_fields_set:
-            # Nobody sees to a lease that runs out under a handler, so here it is renewed unless somebody said no.
-            config = config.model_copy(update={"auto_renew": True})
-        return cls(template, timeout, config)
+        return cls(template, timeout, config.renewing())
 
     def hold(
         self, name: str, connection: HTTPConnection, *, in_thread: bool

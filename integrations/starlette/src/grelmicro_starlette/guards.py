@@ -9,10 +9,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
+from grelmicro.callables import runs_in_thread
 from grelmicro.coordination import LeaderElection, LeadershipLostError
 from grelmicro.errors import SettingsValidationError
 from grelmicro_starlette.family import LockFamily
-from grelmicro_starlette.holding import runs_in_thread
 from grelmicro_starlette.serving import WEBSOCKET, check_takes_part
 
 Handler = Callable[..., Any]

@@ -1,10 +1,8 @@
 """Hold a lock while a handler runs."""
 
 import asyncio
-import functools
-import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
@@ -105,15 +103,3 @@ async def _end(handle: Handle, *, thread_runs_on: bool = False) -> None:
         logger.warning(
             "lock '%s' was not released in time, and is released in the background: %s", handle.name, failure
         )
-
-
-def runs_in_thread(handler: Callable[..., object]) -> bool:
-    """Whether a framework runs `handler` in a thread: neither it nor what it wraps is async."""
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return not (_is_async(handler) or _is_async(inspect.unwrap(handler)))
-
-
-def _is_async(handler: Callable[..., object]) -> bool:
-    called = handler if inspect.isroutine(handler) or inspect.isclass(handler) else type(handler).__call__
-    return inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called)

@@ -5,25 +5,23 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket, WebSocketState
 
+from grelmicro import problems
+from grelmicro.callables import runs_in_thread
 from grelmicro.config import check_seconds
 from grelmicro.coordination import (
-    BackendUnavailableError,
     CoordinationBackendError,
-    LeadershipLostError,
     LockNotOwnedError,
     NotLeaderError,
-    OutcomeUnknownError,
     WouldBlockError,
 )
 from grelmicro.errors import SettingsValidationError
-from grelmicro_starlette.holding import runs_in_thread
+from grelmicro.problems import MEDIA_TYPE
 from grelmicro_starlette.presence import ClientLeftError
 from grelmicro_starlette.serving import WEBSOCKET
 
@@ -39,59 +37,18 @@ CLIENT_LEFT = 499
 """The status of a request whose client left."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(problems.Problem):
     """Why a client is refused. It says nothing of who holds what, or where the store is."""
 
-    kind: str
-    """One word that stays the same: `busy`, `lost`, `leadership-lost`, `not-leader`, `unavailable` or `unknown`."""
-    status: int
-    """The HTTP status."""
-    title: str
-    """A few words for people."""
-    detail: str
-    """A sentence for people. It holds wherever the error came from: the route may have done something before."""
-    retry_after: int = 1
-    """Whole seconds after which the client may try again."""
+    __slots__ = ()
 
     def response(self, **members: object) -> Response:
         """The problem document (RFC 9457) with `Retry-After`; `members` are added to it, or replace what it has."""
-        document = {
-            "type": f"urn:grelmicro:{self.kind}",
-            "title": self.title,
-            "status": self.status,
-            "detail": self.detail,
-        }
         headers = {"retry-after": str(self.retry_after)}
-        return JSONResponse({**document, **members}, self.status, headers, "application/problem+json")
+        return JSONResponse(self.document(**members), self.status, headers, MEDIA_TYPE)
 
 
 Refusal = Callable[[HTTPConnection, Problem], Response]
-
-PROBLEMS: dict[type[Exception], Problem] = {
-    WouldBlockError: Problem(
-        "busy", 409, "Busy", "Something is under way, or was just done, that excludes this request."
-    ),
-    LockNotOwnedError: Problem(
-        "lost", 503, "Interrupted", "The right to do this was lost on the way. It may have been done, or a part of it."
-    ),
-    LeadershipLostError: Problem(
-        "leadership-lost",
-        503,
-        "Interrupted",
-        "This worker's duty ended on the way. It may have been done, or a part of it.",
-    ),
-    NotLeaderError: Problem("not-leader", 503, "Not the leader", "This worker does not have this duty now."),
-    BackendUnavailableError: Problem(
-        "unavailable", 503, "Coordination unavailable", "It could not be decided whose turn it is."
-    ),
-    OutcomeUnknownError: Problem(
-        "unknown", 503, "Coordination unavailable", "It could not be learned in time whose turn it is."
-    ),
-    CoordinationBackendError: Problem(
-        "unavailable", 503, "Coordination unavailable", "It could not be decided whose turn it is."
-    ),
-}
 
 
 def exception_handlers(*, retry_after: float = 1, refusal: Refusal | None = None) -> dict[Any, Any]:
@@ -117,7 +74,7 @@ def exception_handlers(*, retry_after: float = 1, refusal: Refusal | None = None
     async def refuse(connection: Request | WebSocket, error: Exception) -> Response | None:
         if isinstance(error, CoordinationBackendError) and (untold := store.untold()) is not None:
             logger.warning("a request was refused (and %d since the last word on it): %s", untold, error)
-        problem = replace(_problem(error), retry_after=math.ceil(max(least, getattr(error, "busy_for", None) or 0.0)))
+        problem = Problem.of(error, retry_after=least)
         response = problem.response() if answer is None else answer(connection, problem)
         if isinstance(connection, WebSocket):
             await _deny(connection, response, problem)
@@ -179,10 +136,6 @@ class _Trouble:
             return None
         untold, self._told_at, self._untold = self._untold, now, 0
         return untold
-
-
-def _problem(error: Exception) -> Problem:
-    return next(PROBLEMS[kind] for kind in type(error).__mro__ if kind in PROBLEMS)
 
 
 async def _deny(websocket: WebSocket, response: Response, problem: Problem) -> None:
