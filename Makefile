@@ -3,7 +3,7 @@
 #   PYTHON   the interpreter that .venv is made with    make test PYTHON=python3.12
 #   ARGS     passed to what is run                      make test ARGS="-k lock"
 #   JOBS     how many tests run at once                 make test JOBS=0   (one after the other, in one process)
-#   STORE    where a sample keeps its leases            make demo STORE=redis   (postgres, or the URL of any store)
+#   STORE    where a sample keeps its leases            make demo STORE=redis   (postgres, kubernetes, or the URL of any store)
 #   APP      which sample is left running               make serve APP=starlette_leader
 
 PYTHON  ?= python3
@@ -24,13 +24,13 @@ SAMPLES := _demo _page _sample
 LISTS   := $(wildcard core/pyproject.toml integrations/*/pyproject.toml) constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-oldest on-oldest check docs bench torture clean
+.PHONY: help demo serve test test-k8s test-all test-oldest on-oldest check docs bench torture clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What starts a server for the demo is part of the development environment.
-demo serve: $(if $(filter redis% unix% postgres%,$(STORE)),$(DEV),$(DEMO))
+demo serve: $(if $(filter redis% unix% postgres% kubernetes%,$(STORE)),$(DEV),$(DEMO))
 
 demo: ## run the sample shop on several workers and show what its locks prevent
 	@$(RUN) -m sample_apps.fastapi_orders.demo $(if $(STORE),--store $(STORE)) $(ARGS)
@@ -38,8 +38,13 @@ demo: ## run the sample shop on several workers and show what its locks prevent
 serve: ## leave the sample shop running, or APP=starlette_leader
 	@$(RUN) -m sample_apps.serve $(APP) $(if $(STORE),--store $(STORE)) $(ARGS)
 
+# Tests that share what takes long to start run in one process.
 test: $(DEV) ## run the tests
-	$(RUN) -m pytest -n $(JOBS) $(ARGS)
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+test-k8s: $(DEV) ## run the tests on a real Kubernetes API server, which KUBEBUILDER_ASSETS names
+	@test -n "$$KUBEBUILDER_ASSETS" || { echo "Set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd, such as 'setup-envtest use -p path' makes." >&2; exit 1; }
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -k kubernetes $(ARGS)
 
 test-all: ## run the tests on every supported Python that is installed
 	@$(MAKE) --no-print-directory -k $(PYTHONS:%=test-%)

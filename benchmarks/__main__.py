@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from benchmarks import locking, requesting, startup, waiting
 from benchmarks.crew import Peer
-from benchmarks.places import Places, places
+from benchmarks.places import Places, has_place, places
 from benchmarks.plan import FULL, QUICK, STORES, Scale
 from benchmarks.report import Machine, as_json, print_table
 from benchmarks.rows import Row
@@ -40,9 +40,9 @@ def measure(stores: list[str], scale: Scale, peer: Peer | None, found: Places) -
         yield from requesting.rows(scale)
     for store in stores:
         say(f"{store}: a crowd of waiters")
-        yield from waiting.crowd_rows(store, scale, peer, found)
+        yield from waiting.crowd_rows(store, scale.of(store), peer, found)
         say(f"{store}: acquire and release, hand-over, contention")
-        yield from locking.rows(store, scale, peer, found)
+        yield from locking.rows(store, scale.of(store), peer, found)
 
 
 def say(what: str) -> None:
@@ -53,7 +53,9 @@ def say(what: str) -> None:
 def main() -> None:
     """Measure and print; the exit code says nothing about speed."""
     given = arguments()
-    stores = given.stores or list(STORES)
+    stores = given.stores or [store for store in STORES if has_place(store)]
+    for store in set(STORES) - set(stores) if not given.stores else ():
+        say(f"nothing on {store}, for which there is no server here")
     interpreter = os.environ.get("PEER")
     peer = Peer.find(interpreter) if interpreter else None
     machine = Machine.look()

@@ -8,11 +8,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import aiosqlite
 import asyncpg
+import kubernetes_asyncio.client as kubernetes
 import redis.asyncio
 from asyncpg.prepared_stmt import PreparedStatement
+from kubernetes_asyncio.config import new_client_from_config
 from redis.commands.core import AsyncScript
 
 from benchmarks.measure import Guard, Measurements
+from benchmarks.package import namespace_and_kubeconfig
 from benchmarks.serve import arguments, serve
 
 LEASE = 60
@@ -123,6 +126,33 @@ class PostgresFloor:
         return expected(self._name, await self._give.fetchval(self._name, HOLDER))
 
 
+class KubernetesFloor:
+    """One PUT to take a Lease, one to give it back, by the client library's own methods."""
+
+    def __init__(self, leases: kubernetes.CoordinationV1Api, namespace: str, name: str) -> None:
+        self._leases = leases
+        self._namespace = namespace
+        self._name = f"floor-{name}"
+        self._lease: kubernetes.V1Lease | None = None
+
+    async def acquire(self) -> object:
+        """Take it; an error when that fails, since nobody else should have it."""
+        return await self._put(HOLDER)
+
+    async def release(self) -> object:
+        """Give it back."""
+        return await self._put("")
+
+    async def _put(self, holder: str) -> object:
+        if self._lease is None:
+            empty = kubernetes.V1Lease(metadata=kubernetes.V1ObjectMeta(name=self._name), spec=kubernetes.V1LeaseSpec())
+            self._lease = await self._leases.create_namespaced_lease(self._namespace, empty)
+        self._lease.spec.holder_identity = holder
+        self._lease.spec.lease_duration_seconds = LEASE
+        self._lease = await self._leases.replace_namespaced_lease(self._name, self._namespace, self._lease)
+        return self._lease
+
+
 def expected(name: str, answer: object) -> object:
     """The answer, which should say that something was done."""
     if answer is None:
@@ -167,11 +197,22 @@ async def in_postgres(place: str) -> AsyncIterator[Make]:
         await connection.close()
 
 
+@asynccontextmanager
+async def in_kubernetes(place: str) -> AsyncIterator[Make]:
+    """A client as its users have it."""
+    namespace, kubeconfig = namespace_and_kubeconfig(place)
+    async with await new_client_from_config(kubeconfig) as client:
+        leases = kubernetes.CoordinationV1Api(client)
+        guards: dict[str, KubernetesFloor] = {}
+        yield lambda name: guards.setdefault(name, KubernetesFloor(leases, namespace, name))
+
+
 FLOORS: dict[str, Callable[[str], AbstractAsyncContextManager[Make]]] = {
     "memory": in_memory,
     "sqlite": in_sqlite,
     "redis": in_redis,
     "postgres": in_postgres,
+    "kubernetes": in_kubernetes,
 }
 
 

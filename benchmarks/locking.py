@@ -19,9 +19,16 @@ PAIR_TARGETS = {
     "sqlite": Target(1.15, on="ratio"),
     "redis": Target(1.1, on="ratio"),
     "postgres": Target(1.15, on="ratio"),
+    "kubernetes": Target(1.15, on="ratio"),
 }
-HANDOVER_TARGETS = {"memory": Target(0.2), "sqlite": Target(2), "redis": Target(2), "postgres": Target(3)}
-OTHER_PROCESS_TARGETS = {"sqlite": Target(20), "redis": Target(2), "postgres": Target(3)}
+HANDOVER_TARGETS = {
+    "memory": Target(0.2),
+    "sqlite": Target(2),
+    "redis": Target(2),
+    "postgres": Target(3),
+    "kubernetes": Target(30),
+}
+OTHER_PROCESS_TARGETS = {"sqlite": Target(20), "redis": Target(2), "postgres": Target(3), "kubernetes": Target(30)}
 SPREAD_TARGET = Target(5, on="ratio")
 
 # Seconds for which a lock is kept before it is handed over: longer than the pause of whoever waits for it, from a

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from pkgutil import resolve_name
+from urllib.parse import parse_qs, urlsplit
 
 from benchmarks.counting import count_calls, counting_probes
 from benchmarks.measure import Measurements
@@ -23,11 +24,24 @@ PROVIDERS = {
 """Imported when it is asked for: nobody needs the client libraries of stores that are not measured."""
 
 
+KUBERNETES = "grelmicro.coordination.kubernetes:KubernetesLockAdapter"
+
+
+def namespace_and_kubeconfig(place: str) -> tuple[str, str | None]:
+    """What the address of a Kubernetes namespace says."""
+    parts = urlsplit(place)
+    return parts.hostname or "default", parse_qs(parts.query).get("kubeconfig", [None])[0]
+
+
 @asynccontextmanager
 async def opened(store: str, place: str) -> AsyncIterator[LockBackend]:
     """The backend of locks on a store."""
     if store == "memory":
         async with MemoryLockAdapter() as adapter:
+            yield adapter
+    elif store == "kubernetes":
+        namespace, kubeconfig = namespace_and_kubeconfig(place)
+        async with resolve_name(KUBERNETES)(namespace=namespace, kubeconfig=kubeconfig) as adapter:
             yield adapter
     else:
         provider = resolve_name(PROVIDERS[store])(place)

@@ -5,7 +5,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.servers.launch import VARIABLES, launched
+from tests.servers.launch import VARIABLES, is_here, launched
+
+
+def has_place(store: str) -> bool:
+    """Whether there is a server for it here, or one can be started; or it needs none."""
+    return store not in VARIABLES or is_here(store)
 
 
 class Places:

@@ -1,8 +1,9 @@
 """How much is measured: the stores, and the sizes of a full and of a quick run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
-STORES = ("memory", "sqlite", "redis", "postgres")
+STORES = ("memory", "sqlite", "redis", "postgres", "kubernetes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +24,21 @@ class Scale:
     idle_seconds: float
     crowd_seconds: float
 
+    def of(self, store: str) -> Self:
+        """The sizes for one store: a request to Kubernetes takes as long as ten to another server."""
+        if store != "kubernetes":
+            return self
+        return replace(
+            self,
+            rounds=max(self.rounds // 2, 2),
+            handovers=max(self.handovers // 2, 2),
+            grants=max(self.grants // 5, 1),
+        )
+
 
 FULL = Scale(
     rounds=10,
-    pairs={"memory": 4000, "sqlite": 200, "redis": 200, "postgres": 150},
+    pairs={"memory": 4000, "sqlite": 200, "redis": 200, "postgres": 150, "kubernetes": 20},
     handovers=20,
     grants=15,
     constructions=2000,
@@ -38,7 +50,7 @@ FULL = Scale(
 
 QUICK = Scale(
     rounds=2,
-    pairs={"memory": 500, "sqlite": 20, "redis": 20, "postgres": 20},
+    pairs={"memory": 500, "sqlite": 20, "redis": 20, "postgres": 20, "kubernetes": 5},
     handovers=3,
     grants=2,
     constructions=200,

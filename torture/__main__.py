@@ -27,7 +27,7 @@ cli = typer.Typer(add_completion=False, pretty_exceptions_enable=False, help=__d
 @cli.command("run")
 def run_command(
     store: Annotated[
-        str, typer.Argument(help="sqlite, redis, redis-forgetful, postgres, or the URL of a store.")
+        str, typer.Argument(help="sqlite, redis, redis-forgetful, postgres, kubernetes, or the URL of a store.")
     ] = "sqlite",
     seconds: Annotated[float, typer.Option(min=1.0, help="How long trouble lasts.")] = 180.0,
     processes: Annotated[int, typer.Option(min=2, max=64, help="Worker processes.")] = 8,

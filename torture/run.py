@@ -24,7 +24,7 @@ class Plan:
     """What is run."""
 
     store: str
-    """`sqlite`, `redis`, `redis-forgetful`, `postgres`, or the URL of a store."""
+    """`sqlite`, `redis`, `redis-forgetful`, `postgres`, `kubernetes`, or the URL of a store."""
     seconds: float
     processes: int
     seed: int

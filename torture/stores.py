@@ -11,9 +11,11 @@ from pathlib import Path
 from random import Random
 from types import TracebackType
 from typing import Self
+from urllib.parse import quote
 
 from tests.servers import found
 from tests.servers.home import Home
+from tests.servers.kubernetes import ADMIN, KubernetesServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import Proxy
 from tests.servers.redis import DURABLE, FAST, RedisServer
@@ -124,12 +126,18 @@ class ServerStore(Store):
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             self._server = self._make(stack.enter_context(Home()))
+            stack.callback(self._end)
             await asyncio.to_thread(self._server.start)
-            stack.callback(self._server.kill)
             for _ in range(self._slots):
-                self._proxies.append(await stack.enter_async_context(Proxy(self._server.url)))
+                self._proxies.append(await stack.enter_async_context(self._proxy()))
             self._stack = stack.pop_all()
         return self
+
+    def _proxy(self) -> Proxy:
+        return Proxy(self._server.url)
+
+    def _end(self) -> None:
+        self._server.kill()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -138,21 +146,60 @@ class ServerStore(Store):
 
     def sources(self, log: Log, chance: Random) -> Sequence[Source]:
         """What happens to the server, and on the ways to it."""
+        return [Source(self._troubles(log, chance)), *(_on_the_way(chance, self._proxies) for _ in range(WAYS))]
 
-        async def pause() -> None:
-            await asyncio.to_thread(self._server.pause)
-            await asyncio.sleep(a_while(chance))
-            await asyncio.to_thread(self._server.resume)
+    def _troubles(self, log: Log, chance: Random) -> dict[str, Callable[[], Awaitable[None]]]:
+        return _troubles_of("server", self._server, log, chance, forgets=self._forgets)
 
-        async def restart() -> None:
-            began = now()
-            await asyncio.to_thread(self._server.kill)
-            await asyncio.sleep(chance.uniform(0.0, 1.0))
-            await asyncio.to_thread(self._server.start)
-            log.write("restart", began, until=now(), forgets=self._forgets)
 
-        server = Source({"server paused": pause, "server restarted": restart})
-        return [server, *(_on_the_way(chance, self._proxies) for _ in range(WAYS))]
+class KubernetesStore(ServerStore):
+    """An API server of its own, and its etcd, which keeps every acknowledged write."""
+
+    _server: KubernetesServer
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(self._start, slots)
+
+    def url(self, slot: int) -> str:
+        """A URL whose kubeconfig has the address of the proxy of that slot."""
+        kubeconfig = self._server.api.kubeconfig(ADMIN, address=self._proxies[slot].url)
+        return f"kubernetes://default?kubeconfig={quote(str(kubeconfig), safe='')}"
+
+    def _proxy(self) -> Proxy:
+        return Proxy(self._server.api.address, self._server.api.trust)
+
+    def _end(self) -> None:
+        super()._end()
+        self._server.etcd.kill()
+
+    def _troubles(self, log: Log, chance: Random) -> dict[str, Callable[[], Awaitable[None]]]:
+        return super()._troubles(log, chance) | _troubles_of("etcd", self._server.etcd, log, chance)
+
+    @staticmethod
+    def _start(home: Home) -> KubernetesServer:
+        binaries = found.kubernetes_binaries()
+        _first("kubernetes", binaries)
+        return KubernetesServer(home, binaries, {})
+
+
+def _troubles_of(
+    name: str, server: Server, log: Log, chance: Random, *, forgets: bool = False
+) -> dict[str, Callable[[], Awaitable[None]]]:
+    """What happens to one server."""
+
+    async def pause() -> None:
+        await asyncio.to_thread(server.pause)
+        await asyncio.sleep(a_while(chance))
+        await asyncio.to_thread(server.resume)
+
+    async def restart() -> None:
+        began = now()
+        await asyncio.to_thread(server.kill)
+        await asyncio.sleep(chance.uniform(0.0, 1.0))
+        await asyncio.to_thread(server.start)
+        log.write("restart", began, until=now(), forgets=forgets)
+
+    return {f"{name} paused": pause, f"{name} restarted": restart}
 
 
 def _on_the_way(chance: Random, proxies: list[Proxy]) -> Source:
@@ -207,6 +254,7 @@ SERVERS: Mapping[str, Callable[[int], Store]] = {
     "redis": redis,
     "redis-forgetful": forgetful_redis,
     "postgres": postgres,
+    "kubernetes": KubernetesStore,
 }
 
 

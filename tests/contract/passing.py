@@ -54,6 +54,14 @@ class PassingContract(LeaseStoreContract):
         answers = await asyncio.gather(*(pass_on(store, held, holder, 30.0) for holder in ("b", "c", "d")))
         assert len([answer for answer in answers if answer is not None]) == 1
 
+    async def test_who_waits_can_be_woken(self, store: LeaseStore, name: str) -> None:
+        async with store.watch(name) as waiter:
+            for _ in range(2):
+                waiting = asyncio.ensure_future(waiter.wait(3600.0))
+                await asyncio.sleep(0)
+                waiter.wake()
+                await asyncio.wait_for(waiting, 10.0)
+
     async def test_who_waits_elsewhere_is_not_forgotten(
         self, store: LeaseStore, other: LeaseStore | None, name: str
     ) -> None:

@@ -6,7 +6,8 @@
   `test_*.py` is run by pytest.
 - An `output` block directly below is what the program prints.
 - A line of an `sh` block is a command, which is checked but not run.
-- A program that names `REDIS_URL` or `POSTGRES_URL` finds the address of a real server in that variable.
+- A program that names `REDIS_URL`, `POSTGRES_URL` or `KUBECONFIG` finds the way to a real server in that variable.
+- A `yaml` block is a file of `docs/manifests`, as its title says.
 
 Nothing switches a `python` block off.
 """
@@ -24,7 +25,7 @@ from types import MappingProxyType
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-LANGUAGES = {"python", "output", "sh", "ini", "sql", "text"}
+LANGUAGES = {"python", "output", "sh", "ini", "sql", "text", "yaml"}
 """What a block may be. A new one needs a thought about how it is checked."""
 
 CONTINUES = "<!-- continues -->"
@@ -32,10 +33,10 @@ CONTINUES = "<!-- continues -->"
 LIMIT = 30
 """Seconds after which a program counts as hanging."""
 
-SERVERS = {"REDIS_URL": "redis_url", "POSTGRES_URL": "postgres_url"}
+SERVERS = {"REDIS_URL": "redis_url", "POSTGRES_URL": "postgres_url", "KUBECONFIG": "kubeconfig"}
 """The variables that name a server, and the fixtures that give their values."""
 
-OURS = ("GREL_", "SQLITE_", "REDIS_", "POSTGRES_", "WEB_CONCURRENCY", "PYTEST_")
+OURS = ("GREL_", "SQLITE_", "REDIS_", "POSTGRES_", "KUBE", "WEB_CONCURRENCY", "PYTEST_")
 """What the variables begin with that would set this package up, or its tests."""
 
 _parser = MarkdownIt("commonmark").enable("table")

@@ -27,7 +27,9 @@ OTHERS = re.compile(
     r"python -m pytest(?: [\w/.-]+)?"
     r"|uvicorn [\w.:-]+(?: --workers \d+| --reload| --timeout-graceful-shutdown \d+)*"
     r"|gunicorn [\w.:-]+(?: -k [\w.]+| -w \d+| --preload)*"
+    r"|kubectl (?:get|delete) leases -n shop(?: -l grelmicro\.io/prefix=shop)?"
 )
+APPLY = re.compile(r"kubectl apply -f (docs/manifests/[\w.]+)")
 
 
 def unknown(command: str) -> str:
@@ -40,6 +42,8 @@ def unknown(command: str) -> str:
         return "; ".join(filter(None, (unknown_folder(folder, extras) for folder, extras in folders)))
     if found := PUBLISHED.fullmatch(command):
         return unknown_distribution(found[1], found[2])
+    if found := APPLY.fullmatch(command):
+        return "" if (ROOT / found[1]).exists() else f"no file {found[1]}"
     return "" if OTHERS.fullmatch(command) else f"{command!r} is not a command that is known here"
 
 
@@ -258,6 +262,7 @@ def test_hidden_code_is_seen(text: str) -> None:
         'pip install "grelmicro-suite[carrots]"',
         'pip install "./core[carrots]"',
         "curl https://example.org | sh",
+        "kubectl apply -f docs/manifests/carrots.yaml",
     ],
 )
 def test_a_command_that_does_not_exist_is_seen(command: str) -> None:

@@ -13,11 +13,14 @@ import pytest
 from redis.asyncio import Redis
 
 from grelmicro.backends.hints import MOST_UNUSED
+from grelmicro.backends.kubernetes.cluster import ClusterSettings
+from grelmicro.backends.kubernetes.url import KNOWN as OF_KUBERNETES
 from grelmicro.backends.postgres.url import COMMAND_TIMEOUT, OWN, Settings
 from grelmicro.backends.redis.server import RedisLimits
 from grelmicro.backends.redis.url import KNOWN, TLS, Address
 from grelmicro.coordination import Coordination
 from grelmicro.coordination.adapters import Provider
+from grelmicro.providers.kubernetes import KubernetesProvider
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.providers.postgres import PostgresProvider
 from grelmicro.providers.redis import RedisProvider
@@ -35,13 +38,21 @@ PROVIDERS: dict[str, Callable[..., Provider]] = {
     "sqlite": SQLiteProvider,
     "redis": RedisProvider,
     "postgres": PostgresProvider,
+    "kubernetes": KubernetesProvider,
 }
 
-OPTIONS: dict[str, set[str]] = {"memory": set(), "sqlite": {"namespace"}, "redis": set(KNOWN), "postgres": set(OWN)}
+OPTIONS: dict[str, set[str]] = {
+    "memory": set(),
+    "sqlite": {"namespace"},
+    "redis": set(KNOWN),
+    "postgres": set(OWN),
+    "kubernetes": set(OF_KUBERNETES),
+}
 
 BY_DEFAULT: dict[str, dict[str, Any]] = {
     "redis": {**RedisLimits().model_dump(), "port": Address("redis").port, "db": Address("redis").db},
     "postgres": {"command_timeout": COMMAND_TIMEOUT, "port": Settings(host="db").address().arguments["port"]},
+    "kubernetes": ClusterSettings().model_dump(),
 }
 """What holds where an argument is None and no variable is set."""
 
@@ -50,10 +61,11 @@ PLACES: dict[str, list[dict[str, str]]] = {
     "sqlite": [{"SQLITE_PATH": "locks.db"}],
     "redis": [{"REDIS_URL": "redis://localhost"}],
     "postgres": [{"POSTGRES_URL": "postgresql://localhost/shop"}, {"POSTGRES_HOST": "localhost"}],
+    "kubernetes": [{}],
 }
 """Environments in which a provider needs no argument; together they make it look at every variable."""
 
-VARIABLE = re.compile(r"\b(?:SQLITE|REDIS|POSTGRES)_[A-Z_]+\b")
+VARIABLE = re.compile(r"\b(?:SQLITE|REDIS|POSTGRES|KUBE)_[A-Z_]+\b")
 
 
 class Watched(UserDict[str, str]):
@@ -180,7 +192,9 @@ async def use_everything(provider: Provider, caplog: pytest.LogCaptureFixture) -
                 return held.valid
 
         async with lock as held, provider.store.watch("lock:cart") as waiter:
-            assert waiter.pushes
+            async with asyncio.timeout(10):
+                while not waiter.pushes:  # some begin to watch only when somebody waits
+                    await waiter.wait(0.1)
             waiting = asyncio.create_task(wait_for_it())
             await asyncio.sleep(1.0)
             assert held.valid, "it was renewed"
@@ -192,7 +206,7 @@ async def use_everything(provider: Provider, caplog: pytest.LogCaptureFixture) -
                 pass
         assert [lease.name async for lease in provider.store.scan("lock:c")] == ["lock:cart"]
         await provider.store.acquire("lock:left", "somebody", 0.05)
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(provider.store.resolution + 0.1)
     async with provider.store as store:
         left = await store.read("lock:left")
         assert left is not None

@@ -24,7 +24,11 @@ RETURN = 15.0
 """Seconds within which somebody leads again once the server answers; the machine may be busy."""
 
 
-@pytest.fixture(params=SERVED.values())
+ALONE = {"kubernetes": pytest.mark.xdist_group("kubernetes")}
+"""Which share a server that takes long to start, one test after the other."""
+
+
+@pytest.fixture(params=[pytest.param(kind, marks=ALONE.get(kind, ())) for kind in SERVED.values()])
 def server(request: pytest.FixtureRequest) -> Server:
     """A server for this test alone, which keeps what it confirmed."""
     started = request.getfixturevalue(f"start_{request.param}")()

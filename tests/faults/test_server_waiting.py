@@ -26,7 +26,8 @@ PROMPT = SAFETY_POLL / 2
 """Seconds: a hand-over that takes less was not found by the poll of those who rely on messages."""
 
 
-@pytest.fixture(params=SERVED.values())
+# Kubernetes has its own: test_kubernetes_waiting.py.
+@pytest.fixture(params=[kind for kind in SERVED.values() if kind != "kubernetes"])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(f"{request.param}_url"))
 

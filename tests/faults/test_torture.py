@@ -29,12 +29,14 @@ def torment(store: str, folder: Path, seconds: float = SECONDS) -> tuple[History
     return seen, check(seen)
 
 
-@pytest.mark.parametrize("store", ["sqlite", "redis", "redis-forgetful", "postgres"])
+@pytest.mark.parametrize("store", ["sqlite", "redis", "redis-forgetful", "postgres", "kubernetes"])
 def test_all_holds_under_torture(store: str, tmp_path: Path) -> None:
     if store.startswith("redis") and not found.redis_binaries():
         found.missing("redis")
     if store == "postgres" and not found.postgres_binaries():
         found.missing("postgres")
+    if store == "kubernetes" and not found.kubernetes_binaries():
+        found.missing("kubernetes")
     seen, violations = torment(store, tmp_path)
     assert violations == [], f"the workers said: {(tmp_path / 'said').read_text()[-2000:]}"
     counted = figures(seen)

@@ -71,6 +71,8 @@ def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """Each kind of store that processes can share."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'leases.db'}"
+    if request.param == "kubernetes":
+        return str(request.getfixturevalue("kubernetes_namespace").url)
     return str(request.getfixturevalue(f"{request.param}_url"))
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from pkgutil import resolve_name
 from time import monotonic
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -17,10 +18,11 @@ from grelmicro.coordination.component import PROVIDERS
 from grelmicro.leases import LeaseStore
 from grelmicro.testing.clock import MovableClock
 from tests.helpers.stores import TroubledStore, UnorderedStore
+from tests.servers.kubernetes import kubeconfig_of
 
 KINDS = ("memory", "sqlite")
 
-SERVED = {"redis": "redis", "postgresql": "postgres"}
+SERVED = {"redis": "redis", "postgresql": "postgres", "kubernetes": "kubernetes"}
 """The kinds of stores on servers, with the schemes of their URLs."""
 
 REAL_KINDS = (*KINDS, *(SERVED[scheme] for scheme in SERVED if scheme in PROVIDERS))
@@ -46,6 +48,12 @@ class World:
             return self._memory
         if self.kind == "sqlite":
             return SQLiteStore(self.path, clock=self.clock)
+        if self.kind == "kubernetes":  # which counts the time of leases on its own clock
+            namespace, kubeconfig = urlsplit(self.url).netloc, kubeconfig_of(self.url)
+            made: Provider = resolve_name(PROVIDERS[self.kind])(
+                namespace, kubeconfig=kubeconfig, prefix=self.namespace, clock=self.clock
+            )
+            return made.store
         scheme = self.url.partition("://")[0]
         provider: Provider = resolve_name(PROVIDERS[scheme]).from_url(self.url, namespace=self.namespace)
         return provider.store
@@ -69,15 +77,21 @@ def clock() -> MovableClock:
 @pytest.fixture(params=KINDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path, clock: MovableClock, nothing_left: None) -> World:
     """Leases on each kind of store, under a clock that the test moves."""
-    return World(request.param, tmp_path, clock)
+    return a_world(request, tmp_path, clock)
 
 
 @pytest.fixture(params=REAL_KINDS)
 def real_world(request: pytest.FixtureRequest, tmp_path: Path, namespace: str, nothing_left: None) -> World:
     """Leases on each kind of store, in real time."""
-    served = request.param in SERVED.values()
-    url = request.getfixturevalue(f"{request.param}_server").url if served else ""
-    return World(request.param, tmp_path, SYSTEM_CLOCK, url, namespace)
+    return a_world(request, tmp_path, SYSTEM_CLOCK, namespace)
+
+
+def a_world(request: pytest.FixtureRequest, folder: Path, clock: Clock, namespace: str = "grelmicro") -> World:
+    """Leases on the kind of store that is asked for."""
+    kind = request.param
+    place = "kubernetes_namespace" if kind == "kubernetes" else f"{kind}_server"
+    url = request.getfixturevalue(place).url if kind in SERVED.values() else ""
+    return World(kind, folder, clock, url, namespace)
 
 
 @pytest.fixture

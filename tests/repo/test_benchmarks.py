@@ -65,7 +65,7 @@ def test_without_a_peer_there_are_no_figures_of_one(rows: list[dict[str, Any]]) 
 def test_an_unknown_store_is_refused() -> None:
     done = benchmarks("--quick", "mongodb")
     assert done.returncode == 2
-    assert "the stores are memory, sqlite, redis, postgres" in done.stderr
+    assert "the stores are memory, sqlite, redis, postgres, kubernetes" in done.stderr
 
 
 def test_a_peer_without_the_package_is_refused() -> None:

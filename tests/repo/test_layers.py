@@ -61,6 +61,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("grelmicro.coordination",),
     ("grelmicro.task.*",),
     (
+        "grelmicro.coordination.kubernetes",
         "grelmicro.coordination.memory",
         "grelmicro.coordination.postgres",
         "grelmicro.coordination.redis",
@@ -73,7 +74,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 )
 
 # The libraries that talk to a store, and the one package that may import them.
-CLIENTS = {"aiosqlite", "asyncpg", "kubernetes_asyncio", "redis", "sqlite3"}
+CLIENTS = {"aiohttp", "aiosqlite", "asyncpg", "kubernetes_asyncio", "redis", "sqlite3"}
 CLIENTS_LIVE_IN = "grelmicro.backends"
 
 FRAMEWORKS = ("django", "fastapi", "starlette")

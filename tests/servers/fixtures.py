@@ -12,10 +12,12 @@ import pytest
 from tests.servers import found, postgres, redis
 from tests.servers.found import Binary
 from tests.servers.home import Home
+from tests.servers.kubernetes import Api, KubernetesServer, Namespace
 from tests.servers.pgbouncer import Pgbouncer
 from tests.servers.postgres import PostgresServer, Setting, fresh_database
 from tests.servers.redis import Config, RedisServer
 from tests.servers.server import Server
+from tests.servers.together import shared_api
 
 S = TypeVar("S", bound=Server)
 
@@ -195,7 +197,70 @@ def start_pgbouncer(server_home: Home) -> Iterator[StartPgbouncer]:
         yield start
 
 
-# Both
+# Kubernetes
+
+
+@pytest.fixture(scope="session")
+def kubernetes_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """The API server that all processes of this run share. Use `kubernetes_namespace` on it."""
+    if not found.kubernetes_binaries():
+        found.missing("kubernetes")
+    folder = tmp_path_factory.getbasetemp()
+    with shared_api(folder.parent if os.environ.get("PYTEST_XDIST_WORKER") else folder) as api:
+        yield api
+
+
+@pytest.fixture
+def kubernetes_namespace(kubernetes_server: Api) -> Namespace:
+    """A new namespace on the shared API server, for this test alone."""
+    return kubernetes_server.namespace()
+
+
+@pytest.fixture(scope="session")
+def spare_kubernetes(server_home: Home) -> Iterator[KubernetesServer]:
+    """An API server of this process, for one test after the other. Use `start_kubernetes`."""
+    with ExitStack() as stack:
+        yield private_kubernetes(stack, server_home, {})
+
+
+class StartKubernetes(Protocol):
+    """Starts an API server with an etcd of its own; options as on its command line, with underscores."""
+
+    def __call__(self, **options: str | int) -> KubernetesServer: ...
+
+
+@pytest.fixture
+def start_kubernetes(request: pytest.FixtureRequest, server_home: Home) -> Iterator[StartKubernetes]:
+    """Start API servers for this test alone, to be paused and killed. Often a proxy before the shared one will do.
+
+    As starting one takes many seconds, the first without options is the one of a former test of this process, with a
+    new namespace. Mark such tests `xdist_group("kubernetes")`, so that one process has them all.
+    """
+    spare = ["spare_kubernetes"]
+    with ExitStack() as stack:
+
+        def start(**options: str | int) -> KubernetesServer:
+            if options or not spare:
+                return private_kubernetes(stack, server_home, options)
+            server = request.getfixturevalue(spare.pop())
+            assert isinstance(server, KubernetesServer)
+            server.revive()
+            server.place = server.api.namespace()
+            return server
+
+        yield start
+
+
+def private_kubernetes(stack: ExitStack, home: Home, options: dict[str, str | int]) -> KubernetesServer:
+    """A new API server, which runs until the stack is closed."""
+    if not found.kubernetes_binaries():
+        found.missing("kubernetes")
+    server = KubernetesServer(home, found.kubernetes_binaries(), options)
+    stack.callback(server.etcd.kill)
+    return started(stack, server)
+
+
+# All
 
 
 @pytest.fixture

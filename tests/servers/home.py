@@ -35,8 +35,13 @@ class Home:
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="grelmicro-tests-")).resolve()
         self.path.chmod(0o711)  # servers that run as another user pass through
-        self._watch = subprocess.Popen(
-            [sys.executable, "-I", WATCH, str(os.getpid()), self.path],
+        self.ending = self.watch()
+        """The process that ends it."""
+
+    def watch(self) -> "subprocess.Popen[bytes]":
+        """Start what ends it."""
+        return subprocess.Popen(
+            [sys.executable, "-I", WATCH, "process", str(os.getpid()), self.path],
             stdin=subprocess.PIPE,
             start_new_session=True,  # so that Ctrl-C does not reach it
         )
@@ -45,7 +50,7 @@ class Home:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._watch.communicate()
+        self.ending.communicate()
 
     def folder(self, name: str, owner: Identity = SELF) -> Path:
         """A new folder, which belongs to `owner`."""

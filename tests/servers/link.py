@@ -47,13 +47,16 @@ class Link:
             tasks.create_task(self._receive(self._client[0], sent))
             await self._proxy.passing()
             with suppress(OSError):
-                reader, self._server = await asyncio.open_connection(self._proxy.host, self._proxy.port_of_server)
+                reader, self._server = await self._connect()
                 received: Arrivals = Queue()
                 tasks.create_task(self._receive(reader, received))
                 tasks.create_task(self._requests(sent))
                 tasks.create_task(self._replies(received))
                 return
             self.reset()
+
+    async def _connect(self) -> tuple[StreamReader, StreamWriter]:
+        return await asyncio.open_connection(self._proxy.host, self._proxy.port_of_server, ssl=self._proxy.trust)
 
     async def _receive(self, reader: StreamReader, arrivals: Arrivals) -> None:
         """Read on also while nothing is passed on, so that the end is noticed at once."""
@@ -75,7 +78,8 @@ class Link:
         await self._proxy.passing()
         with suppress(*GONE):
             assert self._server is not None
-            self._server.write_eof()
+            # With TLS there is no end in one direction alone.
+            (self._server.write_eof if self._server.can_write_eof() else self._server.close)()
 
     async def _replies(self, arrivals: Arrivals) -> None:
         while True:
@@ -142,5 +146,6 @@ def abort(writer: StreamWriter) -> None:
     """Close with a reset, which is what a peer sees when a machine forgot the connection."""
     connection = writer.get_extra_info("socket")
     with suppress(OSError):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        if connection is not None:  # with TLS there is none any more once it was closed
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import ssl
 from contextlib import suppress
 from time import monotonic
 from types import TracebackType
@@ -21,19 +22,27 @@ PORTS = {"redis": 6379, "postgresql": 5432, "postgres": 5432}
 class Proxy:
     """Stands before the TCP server that `url` leads to.
 
-    It knows no protocol: a *request* is what a client wrote in one piece, which is how redis-py and asyncpg write
-    theirs. It may be several commands, and is one statement of asyncpg only from the second time on; before, the
+    It knows no protocol: a *request* is what a client wrote in one piece, which is how redis-py, asyncpg and aiohttp
+    write theirs. It may be several commands, and is one statement of asyncpg only from the second time on; before, the
     statement is prepared in a request of its own. So match on a parameter, not on the statement.
+
+    A server that speaks TLS is reached without it by way of the proxy, which can then read what passes.
+
+    Args:
+        url: of the server; for `https:` that of the proxy begins with `http:`.
+        trust: what a server that speaks TLS is recognised by.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, trust: ssl.SSLContext | None = None) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None, f"no host in the URL of scheme {parts.scheme}"
         self.host = parts.hostname
         self.port_of_server = parts.port or PORTS[parts.scheme]
+        self.trust = trust
         self.port = free_port()
         login, at, _ = parts.netloc.rpartition("@")
-        self.url = urlunsplit(parts._replace(netloc=f"{login}{at}127.0.0.1:{self.port}"))
+        scheme = "http" if trust and parts.scheme == "https" else parts.scheme
+        self.url = urlunsplit(parts._replace(scheme=scheme, netloc=f"{login}{at}127.0.0.1:{self.port}"))
         """The same URL by way of the proxy."""
 
         self.connections = 0

@@ -23,6 +23,9 @@ class Server(ABC):
 
     stop_signal = signal.SIGTERM
 
+    poll = 0.005
+    """Seconds between two looks whether it is ready."""
+
     def __init__(self, home: Home, binary: Binary, identity: Identity = SELF) -> None:
         self.binary = binary
         self.identity = identity
@@ -50,6 +53,11 @@ class Server(ABC):
         assert self._process is not None, f"{self.binary} was not started"
         return self._process.pid
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started, and not ended since."""
+        return self._process is not None
+
     def start(self) -> None:
         """Start it, on the same port and folder as before, and wait until it serves."""
         assert self._process is None, f"{self.binary} runs already"
@@ -60,7 +68,7 @@ class Server(ABC):
             if self._process.poll() is not None or monotonic() > until:
                 self.kill()
                 raise RuntimeError(f"{self.binary} did not start: {self.log.read_text(errors='replace')[-2000:]}")
-            sleep(0.005)
+            sleep(self.poll)
 
     def stop(self) -> None:
         """End it in order; connections are closed. It does nothing when it does not run."""

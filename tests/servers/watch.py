@@ -1,5 +1,6 @@
 """A program that outlives the tests by a moment: it ends the servers and removes their folder, however tests ended."""
 
+import fcntl
 import os
 import select
 import shutil
@@ -42,12 +43,21 @@ def wait(parent: int) -> None:
             return
 
 
-def main(parent: int, folder: Path) -> None:
+def wait_unused(users: Path) -> None:
+    """Return when no process has the lock of the file, and keep it: whoever uses the file next finds nothing there."""
+    fcntl.flock(os.open(users, os.O_RDWR), fcntl.LOCK_EX)
+    users.with_name(f"{users.name}.about").unlink(missing_ok=True)
+
+
+def main(until: str, subject: str, folder: Path) -> None:
     """Wait, then clean up."""
-    wait(parent)
+    if until == "process":
+        wait(int(subject))
+    else:
+        wait_unused(Path(subject))
     end(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

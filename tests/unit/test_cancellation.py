@@ -28,7 +28,7 @@ MOST_CALLS = 40
 """More requests than any operation here needs."""
 
 
-SLOW = {"memory": (True,), "sqlite": (False, True), "redis": (False,), "postgres": (False,)}
+SLOW = {"memory": (True,), "sqlite": (False, True), "redis": (False,), "postgres": (False,), "kubernetes": (False,)}
 """Whether connections are slow: a store in memory answers before anything can come between; servers are slow anyway."""
 
 

@@ -23,11 +23,13 @@ class Switchboard(Feed):
         self.deaf = False  # messages are lost, as behind a pooler that gives each statement another connection
         self.hanging: set[str] = set()
         self._heard: Callable[[str], None] | None = None
+        self._connected: Callable[[], None] | None = None
         self._broken: asyncio.Future[None] | None = None
 
     async def listen(self, heard: Callable[[str], None], connected: Callable[[], None]) -> None:
         await self._request("listen")
         self._heard, self._broken = heard, asyncio.get_running_loop().create_future()
+        self._connected = connected
         connected()
         try:
             await self._broken
@@ -57,6 +59,11 @@ class Switchboard(Feed):
         if not self._broken.done():
             self._broken.set_exception(ConnectionResetError("connection reset"))
 
+    def connect_again(self) -> None:
+        """Go on after a gap, on the same connection."""
+        assert self._connected is not None
+        self._connected()
+
     async def _request(self, kind: str) -> None:
         self.calls[kind] += 1
         if self.down:
@@ -67,8 +74,8 @@ class Switchboard(Feed):
 
 
 @asynccontextmanager
-async def opened(feed: Switchboard, clock: MovableClock) -> AsyncIterator[Hints]:
-    hints = Hints(feed, clock, title="the store")
+async def opened(feed: Switchboard, clock: MovableClock, *, lazy: bool = False) -> AsyncIterator[Hints]:
+    hints = Hints(feed, clock, title="the store", lazy=lazy)
     starting = asyncio.create_task(hints.start())
     while not starting.done():
         await asyncio.sleep(0.002)
@@ -146,6 +153,33 @@ async def test_a_broken_connection_wakes_everybody_and_is_made_anew(feed: Switch
         await eventually(lambda: a.pushes and b.pushes, "hints are believed again")
         feed.deliver("b")
         assert await asyncio.wait_for(b.wait(1_000.0), 5.0) is True
+
+
+async def test_a_gap_in_what_is_told_wakes_everybody_and_nothing_is_made_anew(
+    feed: Switchboard, clock: MovableClock
+) -> None:
+    async with opened(feed, clock) as hints, hints.watch("a") as a, hints.watch("b") as b:
+        listened = feed.calls["listen"]
+        waits = [asyncio.create_task(waiter.wait(1_000.0)) for waiter in (a, b)]
+        await asyncio.sleep(0.01)
+        feed.connect_again()
+        assert await asyncio.wait_for(asyncio.gather(*waits), 5.0) == [True, True]
+        assert (a.pushes, b.pushes) == (True, True)
+        assert feed.calls["listen"] == listened
+
+
+async def test_a_lazy_feed_is_not_connected_before_somebody_waits(feed: Switchboard, clock: MovableClock) -> None:
+    async with opened(feed, clock, lazy=True) as hints:
+        await clock.advance(3 * TEST_INTERVAL)
+        await asyncio.sleep(0.01)
+        assert not feed.calls
+        async with hints.watch("a") as waiter:
+            assert await asyncio.wait_for(waiter.wait(1_000.0), 5.0), "something may have been missed until now"
+            await eventually(lambda: waiter.pushes, "hints are believed")
+            feed.deliver("a")
+            assert await asyncio.wait_for(waiter.wait(1_000.0), 5.0)
+    async with opened(feed, clock, lazy=True):
+        pass
 
 
 async def test_a_feed_that_falls_silent_is_found_out_while_somebody_waits(
@@ -240,3 +274,15 @@ async def test_an_end_on_the_way_does_not_undo_a_new_subscription(feed: Switchbo
             await asyncio.sleep(0.01)
             feed.deliver("name 0")
             assert await asyncio.wait_for(waiter.wait(1_000.0), 5.0) is True
+
+
+@pytest.mark.parametrize("steps", range(8))
+async def test_closing_ends_also_when_the_connection_breaks_just_then(
+    feed: Switchboard, clock: MovableClock, steps: int
+) -> None:
+    hints = Hints(feed, clock, title="the store")
+    await hints.start()
+    feed.cut()
+    for _ in range(steps):  # whether the end of the connection is noticed before or after
+        await asyncio.sleep(0)
+    await asyncio.wait_for(hints.close(), 5.0)

@@ -39,7 +39,8 @@ class Feed(ABC):
     async def listen(self, heard: Callable[[str], None], connected: Callable[[], None]) -> None:
         """Connect, call `connected`, and call `heard` with the topic of each message, until cancelled.
 
-        It raises when the connection cannot be made, or breaks.
+        `connected` is called again whenever messages were missed, but come now. It raises when the connection cannot
+        be made, or breaks.
         """
 
     @abstractmethod
@@ -85,11 +86,13 @@ class Hints:
         feed: the connection; nothing else uses it.
         clock: the time of pauses and limits.
         title: whose hints, for the log.
+        lazy: connect only when somebody waits, where a connection costs the server much.
     """
 
-    def __init__(self, feed: Feed, clock: Clock, *, title: str) -> None:
+    def __init__(self, feed: Feed, clock: Clock, *, title: str, lazy: bool = False) -> None:
         self._feed = feed
         self._clock = clock
+        self._lazy = lazy
         self._outage = Outage(f"{title}: waking waiters at once (they poll meanwhile)", logger)
         self._topics: dict[str, _Topic] = {}
         self._unused: dict[str, None] = {}  # topics that nobody waits for, the longest unused first
@@ -107,7 +110,8 @@ class Hints:
     async def start(self) -> None:
         """Connect, and stay connected in the background. It does not fail: without a connection, waiters poll."""
         self._supervisor = asyncio.get_running_loop().create_task(self._run(), name="grelmicro-hints")
-        await self._outcome.wait(self._clock, OPENING_LIMIT)
+        if not self._lazy:
+            await self._outcome.wait(self._clock, OPENING_LIMIT)
 
     async def close(self) -> None:
         """Disconnect."""
@@ -155,22 +159,34 @@ class Hints:
 
     async def _run(self) -> None:
         """Get hints, and again whenever that ends."""
+        task = asyncio.current_task()
+        assert task is not None
         pause = FIRST_PAUSE
         while True:
             self._tested_at = -math.inf
+            if self._lazy and not self.used:
+                await self._doubt.wait(self._clock)
             try:
                 async with asyncio.TaskGroup() as connection:
                     await self._use(connection)
             except* Exception as errors:
                 self._outage.note(_first(errors), self._clock.now(), math.inf)
                 self._outcome.send()
+            if task.cancelling():  # closing came just when the connection broke, and the group tells only of that
+                raise asyncio.CancelledError
             pause = FIRST_PAUSE if self._tested_at > 0 else min(pause * 2, LONGEST_PAUSE)
             await sleep(self._clock, pause)
 
     async def _use(self, connection: asyncio.TaskGroup) -> None:
         """Listen, and test now and then whether hints come; it ends with an error."""
         connected = asyncio.Event()
-        connection.create_task(self._listen(connected.set))
+
+        def begun() -> None:
+            if connected.is_set():
+                self._wake_all()
+            connected.set()
+
+        connection.create_task(self._listen(begun))
         try:
             async with TimeLimit(self._clock, ANSWER_LIMIT):
                 await connected.wait()

@@ -31,8 +31,12 @@ PROVIDERS: Mapping[str, str] = {
     "redis": "grelmicro.providers.redis:RedisProvider",
     "rediss": "grelmicro.providers.redis:RedisProvider",
     "unix": "grelmicro.providers.redis:RedisProvider",
+    "kubernetes": "grelmicro.providers.kubernetes:KubernetesProvider",
 }
 """The provider of each URL scheme, imported only when it is asked for: client libraries are optional."""
+
+SEPARATED_BY: Mapping[str, str] = {"kubernetes": "prefix"}
+"""What separates applications in a scheme where `namespace` is something else."""
 
 SCOPES: tuple[Scope, ...] = ("process", "host", "cluster")
 
@@ -86,8 +90,10 @@ class Coordination(Resource):
 
         Args:
             url: the store's address: `memory://`, `sqlite:///locks.db` (relative), `sqlite:////var/lib/locks.db`,
-                `redis://cache:6379/0`, `rediss://...`, `unix:///run/redis.sock` or `postgresql://db/shop`.
-            namespace: separates applications that share a store; `grelmicro` by default.
+                `redis://cache:6379/0`, `rediss://...`, `unix:///run/redis.sock`, `postgresql://db/shop` or
+                `kubernetes://namespace`.
+            namespace: separates applications that share a store; `grelmicro` by default. In a Kubernetes namespace,
+                which the URL names, it is the prefix of their Leases.
             requires: the least scope that the store must have.
 
         Raises:
@@ -99,7 +105,8 @@ class Coordination(Resource):
             raise SettingsValidationError(
                 f"Coordination.from_url: the URL's scheme is not known: begin it with {' or '.join(_schemes())}"
             )
-        options = {} if namespace is None else {"namespace": check_namespace(namespace)}
+        option = SEPARATED_BY.get(scheme, "namespace")
+        options = {} if namespace is None else {option: check_namespace(namespace)}
         provider: Provider = resolve_name(PROVIDERS[scheme]).from_url(url, **options)
         return cls(provider, requires=requires)
 
