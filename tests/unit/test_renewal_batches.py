@@ -1,11 +1,15 @@
 """Leases are renewed together, and none of them depends on how long another one can wait for an answer."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
-from grelmicro.coordination import Lock, LockHandle
+import pytest
+
+from grelmicro.coordination import BackendUnavailableError, Lock, LockHandle
 from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.leases import Lease, LeaseStore
 from grelmicro.testing.clock import MovableClock
-from tests.helpers.stores import silence
+from tests.helpers.stores import TroubledStore, silence
 from tests.helpers.timeline import takes
 from tests.helpers.worlds import World, pass_by
 
@@ -54,3 +58,51 @@ async def test_short_leases_are_renewed_while_a_long_one_waits_for_its_answer(
         assert short.valid
         await long.release()
         await short.release()
+
+
+class OneFails(TroubledStore):
+    """A store with a request for each lease, where the one for a certain lease always fails."""
+
+    async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
+        return await LeaseStore.renew_many(self, renewals)
+
+    async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
+        if lease.name == "lock:bad":
+            raise BackendUnavailableError("this one cannot be written")
+        return await super().renew(lease, ttl, data=data)
+
+
+async def test_a_lease_that_cannot_be_renewed_costs_no_other_one(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = OneFails(world.store())
+    async with LockAdapter(store) as client:
+        names = ("first", "bad", "last")
+        first, bad, last = [
+            await Lock(name, backend=client, lease_duration=6, auto_renew=True).acquire() for name in names
+        ]
+        await pass_by(clock, client, 4)
+        assert bad.valid  # until its own deadline
+        await pass_by(clock, client, 26)
+        assert first.valid
+        assert last.valid
+        assert bad.lost
+        assert "renewing leases has trouble since 0.0 s: this one cannot be written" in caplog.text
+        await first.release()
+        await last.release()
+
+
+async def test_a_lease_that_is_gone_is_lost_though_another_renewal_fails(world: World, clock: MovableClock) -> None:
+    store = OneFails(world.store())
+    async with LockAdapter(store) as client:
+        names = ("kept", "bad", "gone")
+        kept, bad, gone = [
+            await Lock(name, backend=client, lease_duration=6, auto_renew=True).acquire() for name in names
+        ]
+        assert await store.inner.release(gone.lease)  # by an operator
+        await pass_by(clock, client, 3)
+        assert gone.lost
+        assert bad.valid
+        assert kept.valid
+        await kept.release()
+        await bad.release()

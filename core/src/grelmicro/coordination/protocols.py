@@ -86,7 +86,7 @@ class LockBackend(LeaseBackend, Protocol):
         """Seconds until another process learns of a release."""
 
     async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
-        """See `LeaseStore.renew_many`."""
+        """See `LeaseStore.renew_many`, also for what it raises."""
 
 
 @runtime_checkable

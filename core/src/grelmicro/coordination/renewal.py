@@ -11,7 +11,7 @@ from typing import Protocol
 from grelmicro.clock import DRIFT, Clock, TimeLimit, Timer
 from grelmicro.coordination.identity import Owner
 from grelmicro.coordination.outage import Outage
-from grelmicro.leases import Lease
+from grelmicro.leases import Lease, PartlyRenewedError
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -195,14 +195,18 @@ class Renewer:
         try:
             async with TimeLimit(self._clock, min(held.duration for held, _ in asked) / 3):
                 survivors = await self._renew_many([(held.lease, ttl) for held, ttl in asked])
+            self._outage.over(self._clock.now())
+            unknown: set[str] = set()
+        except PartlyRenewedError as error:
+            self._outage.note(error.__cause__ or error, self._clock.now(), OUTAGE_INTERVAL)
+            survivors, unknown = error.survivors, {lease.holder for lease in error.failed}
         except Exception as error:
             self._outage.note(error, self._clock.now(), OUTAGE_INTERVAL)
-        else:
-            self._outage.over(self._clock.now())
-            by_holder = {lease.holder: lease for lease in survivors}
-            for held, ttl in asked:
-                if (lease := by_holder.get(held.lease.holder)) is not None:
-                    held.confirm(lease, sent_at, ttl)
-                elif id(held) in self._held:  # not released meanwhile
-                    self.discard(held)
-                    held.lose("it expired or was taken over")
+            return
+        by_holder = {lease.holder: lease for lease in survivors}
+        for held, ttl in asked:
+            if (lease := by_holder.get(held.lease.holder)) is not None:
+                held.confirm(lease, sent_at, ttl)
+            elif held.lease.holder not in unknown and id(held) in self._held:  # not released meanwhile
+                self.discard(held)
+                held.lose("it expired or was taken over")

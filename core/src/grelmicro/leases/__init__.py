@@ -1,5 +1,23 @@
 """Leases: rights that end by themselves, and the stores that keep them."""
 
-from grelmicro.leases.lease import InstantLeases, Lease, LeaseStore, PassingLeases, Scope, SignalWaiter, Waiter
+from grelmicro.leases.lease import (
+    InstantLeases,
+    Lease,
+    LeaseStore,
+    PartlyRenewedError,
+    PassingLeases,
+    Scope,
+    SignalWaiter,
+    Waiter,
+)
 
-__all__ = ["InstantLeases", "Lease", "LeaseStore", "PassingLeases", "Scope", "SignalWaiter", "Waiter"]
+__all__ = [
+    "InstantLeases",
+    "Lease",
+    "LeaseStore",
+    "PartlyRenewedError",
+    "PassingLeases",
+    "Scope",
+    "SignalWaiter",
+    "Waiter",
+]

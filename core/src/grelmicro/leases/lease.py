@@ -9,6 +9,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from grelmicro.clock import SYSTEM_CLOCK, Clock, Signal, expect
 from grelmicro.config import check_namespace
+from grelmicro.errors import OutcomeUnknownError
 from grelmicro.lifecycle import Resource
 
 NO_DATA: Mapping[str, str] = MappingProxyType({})
@@ -149,9 +150,18 @@ class LeaseStore(Resource, ABC):
         """
 
     async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
-        """Renew each lease by its ttl; the survivors. A store that can do it in one call overrides this."""
-        answers = [await self.renew(lease, ttl) for lease, ttl in renewals]
-        return [answer for answer in answers if answer is not None]
+        """Renew each lease by its ttl; the survivors. A store that can do it in one call, or at once, overrides this.
+
+        Raises:
+            PartlyRenewedError: some requests failed, and others did not.
+        """
+        answers: list[Lease | BaseException | None] = []
+        for lease, ttl in renewals:
+            try:
+                answers.append(await self.renew(lease, ttl))
+            except Exception as error:
+                answers.append(error)
+        return survivors_of(renewals, answers)
 
     @abstractmethod
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
@@ -172,6 +182,33 @@ class LeaseStore(Resource, ABC):
     def watch(self, name: str) -> AbstractAsyncContextManager[Waiter]:
         """Subscribe to hints about `name`: from entry on, no release is missed. The base class polls."""
         return _polling(self.clock)
+
+
+class PartlyRenewedError(OutcomeUnknownError):
+    """Of several renewals some failed, for the reason that is attached."""
+
+    def __init__(self, survivors: list[Lease], failed: list[Lease]) -> None:
+        super().__init__(f"{len(failed)} of several renewals failed, such as that of {failed[0].name!r}")
+        self.survivors = survivors
+        """What was renewed."""
+        self.failed = failed
+        """What may have been, as it was before. Whatever is in neither list is lost."""
+
+
+def survivors_of(
+    renewals: Sequence[tuple[Lease, float]], answers: Sequence[Lease | BaseException | None]
+) -> list[Lease]:
+    """What `renew_many` returns, or raises, when the renewals had these answers."""
+    survivors = [answer for answer in answers if isinstance(answer, Lease)]
+    failures = [answer for answer in answers if isinstance(answer, BaseException)]
+    if failures and not survivors:
+        raise failures[0]
+    if failures:
+        failed = [
+            lease for (lease, _), answer in zip(renewals, answers, strict=True) if isinstance(answer, BaseException)
+        ]
+        raise PartlyRenewedError(survivors, failed) from failures[0]
+    return survivors
 
 
 @runtime_checkable

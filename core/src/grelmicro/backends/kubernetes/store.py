@@ -15,7 +15,7 @@ from grelmicro.backends.kubernetes.requests import Requests
 from grelmicro.backends.kubernetes.table import Table
 from grelmicro.clock import Clock
 from grelmicro.errors import CoordinationBackendError, OutOfContextError, SettingsValidationError
-from grelmicro.leases.lease import Lease, LeaseStore, Waiter
+from grelmicro.leases.lease import Lease, LeaseStore, Waiter, survivors_of
 from grelmicro.lifecycle import outlast
 
 logger = logging.getLogger("grelmicro.coordination")
@@ -139,17 +139,12 @@ class KubernetesStore(LeaseStore):
         return None if renewal is None else self._woken(opened, *renewal)
 
     async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
-        """Renew each lease by its ttl, all at once; the survivors."""
+        """Renew each lease by its ttl, all at once; the survivors. See `LeaseStore.renew_many`."""
         opened = self._get_open()
         requests = [opened.table.renew(lease, ttl, None) for lease, ttl in renewals]
-        survivors: list[Lease] = []
-        # One that fails does not cut off the others.
-        for answer in await asyncio.gather(*requests, return_exceptions=True):
-            if isinstance(answer, BaseException):
-                raise answer
-            if answer is not None:
-                survivors.append(self._woken(opened, *answer))
-        return survivors
+        answers = await asyncio.gather(*requests, return_exceptions=True)
+        woken = [self._woken(opened, *answer) if isinstance(answer, tuple) else answer for answer in answers]
+        return survivors_of(renewals, woken)
 
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseStore.release`."""
