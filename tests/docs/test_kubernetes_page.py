@@ -38,7 +38,7 @@ def named(line: str) -> list[str]:
         (r"read again every (\d+) seconds; credentials", [access.FRESH]),
         (r"less (\d+) %, and a watcher", [DRIFT * 100]),
         (r"the duration, (\d+) % more .*?, and (\d+) seconds", [DRIFT * 100, observation.SKEW]),
-        (r"up to (\d+) leases, in half a second", [table.FAREWELLS]),
+        (r"up to (\d+) leases, within a second", [table.FAREWELLS]),
         (r"ends a watch after (\d+) minutes", [requests.WATCHING / 60]),
         (
             r"tried again every (\d+) seconds while .*? in the last (\d+) seconds",
@@ -59,8 +59,8 @@ def test_figures_are_those_of_the_code(said: str, figures: list[float]) -> None:
     assert [float(figure.replace(",", "")) for figure in found.groups()] == pytest.approx(figures)
 
 
-def test_half_a_second_is_half_a_second() -> None:
-    assert store.TIDY_LIMIT == 0.5
+def test_a_second_is_a_second() -> None:
+    assert store.TIDY_LIMIT == 1.0
 
 
 def test_before_whom_others_went_is_told() -> None:

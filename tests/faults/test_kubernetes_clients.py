@@ -135,12 +135,16 @@ async def test_we_take_over_from_one_of_theirs_that_died(mixed: Mixed, kind: dic
 async def test_one_of_theirs_takes_over_from_us_when_we_died(mixed: Mixed, kind: dict[str, Any]) -> None:
     """When we come back, we do not disturb it, neither by a renewal nor by a release."""
     ours = await mixed.leading()
+    term = ours.election._standing.term
+    assert term is not None
     theirs = mixed.elector(**kind)
     await mixed.let_pass(11.0, step=1.0)
     ours.store.break_down(request_lost)
     took = await mixed.until_led_by(theirs, 18.0)
     assert took >= 13.0
     ours.store.heal()
+    assert await ours.store.renew(term.lease, 15.0) is None
+    assert not await ours.store.release(term.lease)
     await mixed.let_pass(20.0, step=1.0)
     await ours.stop()
     assert theirs.leads

@@ -88,7 +88,7 @@ class KubernetesFleet(Fleet):
         return self._own.calls["read"]
 
     async def watching(self, worker: Worker) -> None:
-        """Wait until a worker, which does not lead, is told of what happens."""
+        """Wait until a worker is told of what happens, and relies on it."""
         store = self._world.opened[self.stores.index(worker.store)]
         await eventually(lambda: store._opened is not None and store._opened.hints.trusted, "it relies on its watch")
 

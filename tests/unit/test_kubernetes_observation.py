@@ -301,3 +301,51 @@ async def test_on_a_real_server_processes_that_try_once_take_over(request: pytes
         assert tries < 60
         await asyncio.sleep(0.5)
     assert tries >= 2 * SKEW
+
+
+# Renewals in between
+
+
+@pytest.mark.parametrize("every", [0.05, 0.33, 0.67, 0.9])
+@pytest.mark.parametrize("looks", [3.0, 4.3, 7.7])
+async def test_a_lease_that_is_renewed_is_never_seen_to_expire_however_rarely_one_looks(
+    shelf: Shelf, holder: Process, every: float, looks: float
+) -> None:
+    lease = await holder.table.acquire(CART, "a", 2.0, None)
+    async with process(shelf) as other:
+        next_look = looks
+        for number in range(1, round(60 / every)):
+            for one in (holder, other):
+                await one.clock.advance(every)
+            shelf.now += every
+            renewed = await holder.table.renew(lease, 2.0, None)
+            assert renewed is not None
+            lease = renewed[0]
+            if number * every >= next_look:
+                next_look += looks
+                assert not (await other.table.acquire(CART, "b", 2.0, None)).granted_to("b")
+
+
+async def test_who_tries_more_names_than_are_remembered_sees_them_expire(shelf: Shelf, holder: Process) -> None:
+    names = [f"lock:{number}" for number in range(CAPACITY + 20)]
+    for name in names:
+        await holder.table.acquire(name, "a", 5.0, None)
+    async with process(shelf) as other:
+        for wanted in (0, len(names)):
+            leases = [await other.table.acquire(name, "b", 5.0, None) for name in names]
+            assert sum(lease.granted_to("b") for lease in leases) == wanted
+            await other.clock.advance(6.0)
+
+
+async def test_what_is_renewed_meanwhile_was_not_seen_before(clock: MovableClock) -> None:
+    seen = Observations(clock)
+    seen.see("first", record(renewed=1.0))
+    for number in range(CAPACITY + 10):
+        seen.see(f"other:{number}", record(holder=""))
+    await clock.advance(100.0)
+    assert seen.see("first", record(renewed=2.0, version=2)).is_live(clock.now())
+
+
+@pytest.fixture
+def clock() -> MovableClock:
+    return MovableClock()

@@ -10,6 +10,7 @@ from grelmicro.backends.kubernetes.cluster import Cluster
 from grelmicro.backends.kubernetes.names import lease_name
 from grelmicro.backends.kubernetes.store import TIDY_LIMIT, KubernetesStore
 from grelmicro.errors import BackendUnavailableError, OutOfContextError, SettingsValidationError
+from grelmicro.leases import PartlyRenewedError
 from grelmicro.testing import MovableClock
 from tests.helpers.kubernetes import CART, CART_LEASE, Shelf, ShelfRequests, Trouble
 
@@ -94,7 +95,7 @@ async def test_a_renewal_that_fails_does_not_cut_off_the_others(store: Kubernete
         await asyncio.sleep(0.01)
 
     trouble.before = fail
-    with pytest.raises(BackendUnavailableError):
+    with pytest.raises(PartlyRenewedError):
         await store.renew_many([(lease, 60.0) for lease in leases])
     trouble.before = None
     records = [await store.read(lease.name) for lease in leases]
@@ -139,3 +140,23 @@ async def test_closed_it_serves_nobody(store: KubernetesStore) -> None:
     store._opened = None
     with pytest.raises(OutOfContextError, match="is closing"):
         await store.acquire(CART, "a", 30.0)
+
+
+async def test_one_renewal_without_an_answer_costs_no_other_one(store: KubernetesStore, trouble: Trouble) -> None:
+    leases = [await store.acquire(f"lock:{name}", "a", 6.0) for name in ("slow", "one", "two")]
+
+    async def silent(verb: str, name: str) -> None:
+        if name.endswith("slow"):
+            await asyncio.Event().wait()
+
+    trouble.before = silent
+    clock = store.clock
+    assert isinstance(clock, MovableClock)
+    renewing = asyncio.create_task(store.renew_many([(lease, 6.0) for lease in leases]))
+    while trouble.calls["urgent PUT"] < 3:
+        await asyncio.sleep(0)
+    await clock.advance(6.0 / 3 - 0.1)  # before whoever sent them gives up
+    with pytest.raises(PartlyRenewedError) as partly:
+        await asyncio.wait_for(renewing, 10.0)
+    assert sorted(lease.name for lease in partly.value.survivors) == ["lock:one", "lock:two"]
+    assert [lease.name for lease in partly.value.failed] == ["lock:slow"]

@@ -1,11 +1,14 @@
 """An acquire that ended without an answer is undone for good: what comes late takes nothing any more."""
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from grelmicro.backends.kubernetes.late import MOST, Late
+from grelmicro.backends.kubernetes.requests import Answer
 from grelmicro.errors import BackendUnavailableError, OutcomeUnknownError
 from grelmicro.leases import Lease
 from tests.helpers.kubernetes import CART, CART_LEASE, Place, Process, ServerPlace, Shelf, process
@@ -268,3 +271,35 @@ def test_what_is_never_undone_is_forgotten_some_day() -> None:
     with late.expect("h", "1"):
         assert late.may_come("h", "1")
     assert not late.may_come("h", "1")
+
+
+# A way to the server that sends a request twice
+
+
+async def test_what_is_passed_on_by_a_write_that_is_sent_twice_is_passed_on(
+    mine: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = await mine.table.acquire(CART, "a", 30.0, None)
+    send_twice(mine, monkeypatch)
+    passed = await mine.table.pass_on(lease, "b", 30.0)
+    assert passed is not None
+    assert passed.granted_to("b")
+    assert passed.fence == lease.fence + 1
+
+
+async def test_a_release_that_is_sent_twice_was_done(mine: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = await mine.table.acquire(CART, "a", 30.0, None)
+    send_twice(mine, monkeypatch)
+    assert await mine.table.release(lease, None)
+    assert not await mine.table.release(lease, None)
+
+
+def send_twice(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each write is repeated on its way; what the repetition is answered comes back."""
+    replace = process.trouble.inner.replace
+
+    async def twice(name: str, body: dict[str, Any], what: str, *, urgent: bool = False) -> Answer:
+        await replace(name, copy.deepcopy(body), what, urgent=urgent)
+        return await replace(name, body, what, urgent=urgent)
+
+    monkeypatch.setattr(process.trouble.inner, "replace", twice)

@@ -16,6 +16,7 @@ from grelmicro.coordination import (
     OutcomeUnknownError,
 )
 from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.leases import Lease
 from grelmicro.testing.clock import MovableClock
 from tests.helpers.stores import Fault, Gate, Overtaken, PassingStore, refused, reply_lost, reply_never, request_lost
 from tests.helpers.worlds import eventually
@@ -249,3 +250,11 @@ async def test_a_thread_may_be_the_next(line: Line) -> None:
     await line.held.release()
     assert await asyncio.wait_for(working, 10) == line.held.fencing_token + 1
     assert line.store.calls["pass_on"] == 1
+
+
+async def test_what_an_undo_gives_back_is_not_passed_on(line: Line) -> None:
+    """Nobody had it, and what it was taken for is not known to be over."""
+    waiter = await line.waits()
+    assert await line.client.release(Lease("lock:cart", line.held.token, 0))
+    assert (await asyncio.wait_for(waiter, 10)).valid
+    assert line.store.calls["pass_on"] == 0

@@ -10,7 +10,7 @@ from grelmicro.coordination import BackendUnavailableError, Lock, OutcomeUnknown
 from grelmicro.coordination.adapters import DRAIN_LIMIT, LockAdapter
 from grelmicro.testing.clock import MovableClock
 from tests.helpers.stores import Gate, Overtaken, late, refused, reply_lost, request_lost, silence
-from tests.helpers.worlds import World, eventually
+from tests.helpers.worlds import World, eventually, pass_by
 
 LONG = 3600.0
 
@@ -310,3 +310,32 @@ async def test_a_cancelled_release_completes_and_can_be_repeated(world: World) -
             assert handle.released
             await (await Lock("cart", backend=other).acquire(timeout=2)).release()
             await eventually(lambda: not client._background, "the repetition has ended")
+
+
+async def test_what_cannot_be_freed_now_refuses_without_being_asked_again_and_again(
+    world: World, clock: MovableClock
+) -> None:
+    """A store that reads, but does not write, holds what an earlier acquire of this process took."""
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        store.suffer("acquire", reply_lost)
+        store.break_down(request_lost, "release")
+        with pytest.raises(OutcomeUnknownError):
+            await client.acquire("lock:cart", "void", LONG)
+        store.calls.clear()
+        assert (await client.acquire("lock:cart", "next", LONG)).granted_to("void")
+        assert store.calls["acquire"] <= 5
+        store.heal()
+        await pass_by(clock, client, 5)
+        await eventually(lambda: not client._background, "it is undone")
+        assert (await client.acquire("lock:cart", "last", LONG)).granted_to("last")
+
+
+async def test_nothing_is_known_as_void_once_the_backend_is_closed(world: World) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        store.suffer("acquire", reply_lost)
+        store.break_down(silence, "release")
+        with pytest.raises(OutcomeUnknownError):
+            await client.acquire("lock:cart", "void", LONG)
+    assert not client._void

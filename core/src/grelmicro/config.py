@@ -205,8 +205,12 @@ def _has_controls(name: str) -> bool:
     return any(unicodedata.category(character) in ("Cc", "Cs") for character in name)
 
 
-def check_namespace(namespace: str) -> str:
+def check_namespace(namespace: str, *, setting: str = "namespace") -> str:
     """`namespace`, if it is 1 to 63 letters, digits, `_`, `-` or `.`.
+
+    Args:
+        namespace: what to check.
+        setting: what it is called in the error.
 
     Raises:
         SettingsValidationError: it is not.
@@ -214,7 +218,7 @@ def check_namespace(namespace: str) -> str:
     if isinstance(namespace, str) and re.fullmatch(r"[A-Za-z0-9_.-]{1,63}", namespace):
         return namespace
     raise SettingsValidationError(
-        "namespace should be 1 to 63 letters, digits, '_', '-' or '.': name the application, such as 'shop'"
+        f"{setting} should be 1 to 63 letters, digits, '_', '-' or '.': name the application, such as 'shop'"
     )
 
 

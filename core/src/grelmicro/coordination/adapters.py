@@ -25,6 +25,9 @@ DRAIN_LIMIT = 5.0
 CHECK_LEASE = 5.0
 """Seconds for which a health probe takes its lease, which it gives back at once."""
 
+FREEINGS = 3
+"""How often an acquire frees what an earlier one of this process took, before it is refused all the same."""
+
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between the repetitions of an undo: doubled from the first to the longest."""
 
@@ -77,6 +80,7 @@ class LeaseAdapter(Resource):
     ) -> Lease:
         """See `LeaseBackend.acquire`."""
         self.check_open()
+        tries = FREEINGS
         while True:
             try:
                 lease = await self.store.acquire(name, holder, ttl, data=data, waiting=waiting)
@@ -87,8 +91,9 @@ class LeaseAdapter(Resource):
                 if _unexplained(error):
                     raise _unknown(error, f"acquiring {name!r}, which is undone in the background,") from error
                 raise
-            if lease.holder not in self._void:
+            if lease.holder not in self._void or not tries:
                 return lease
+            tries -= 1
             # Refused by what an earlier, unanswered request of this process took: nobody has that, so free it. Its
             # undo may do so in the same moment, and then the store may be unsure.
             with suppress(OutcomeUnknownError):
@@ -209,6 +214,7 @@ class LeaseAdapter(Resource):
                 task.cancel()
             if self._background:
                 await asyncio.wait(self._background, timeout=DRAIN_LIMIT)
+            self._void.clear()
 
 
 class LockAdapter(LeaseAdapter):
@@ -233,9 +239,12 @@ class LockAdapter(LeaseAdapter):
 
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseBackend.release`. The first who waits in this process gets it by the same request."""
-        if self._passing is not None and data is None and (offer := self.queues.take_offer(lease.name)) is not None:
-            self.check_open()
-            return await self._pass_on(self._passing, lease, offer)
+        # An undo, which knows no fence, gives back what nobody had.
+        if self._passing is not None and lease.fence and data is None:
+            offer = self.queues.take_offer(lease.name)
+            if offer is not None:
+                self.check_open()
+                return await self._pass_on(self._passing, lease, offer)
         return await super().release(lease, data=data)
 
     async def _pass_on(self, store: PassingLeases, lease: Lease, offer: Offer) -> bool:

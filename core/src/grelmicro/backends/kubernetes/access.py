@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from grelmicro.backends.kubernetes.channel import Channel, fingerprint
+from grelmicro.backends.kubernetes.channel import Channel, check_addresses, fingerprint
 from grelmicro.backends.kubernetes.credentials import Source
 from grelmicro.backends.kubernetes.library import Configuration
+from grelmicro.backends.kubernetes.program import CredentialsError
+from grelmicro.errors import GrelmicroError
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -64,7 +66,8 @@ class Access:
         """Read where the API server is, and make a channel to it; nothing is sent.
 
         Raises:
-            Exception: whatever is wrong with what is read; a kubeconfig is read and judged by the library.
+            SettingsValidationError: what is read breaks a rule.
+            Exception: whatever else is wrong with it.
         """
         await asyncio.sleep(0)  # from here on a cancellation of the keeper closes what it finds
         async with asyncio.timeout(LOADING):
@@ -153,6 +156,7 @@ class Access:
 
     async def _read(self, *, anew: bool) -> None:
         configuration = await self._source.load(anew=anew)
+        check_addresses(configuration, self._source.title)
         headers = self._headers if self._source.is_live else HEADERS | await self._source.headers(configuration)
         made_of = fingerprint(configuration)
         if self._now is None or made_of != self._now.made_of:
@@ -202,6 +206,8 @@ class Access:
 
 def reason(error: BaseException) -> str:
     """What was wrong with a configuration: its kind, and its text where that cannot contain a secret."""
+    if isinstance(error, CredentialsError | GrelmicroError):
+        return str(error)
     if isinstance(error, TimeoutError):
         return f"not within {LOADING:g} s"
     if isinstance(error, OSError) and error.strerror:

@@ -18,6 +18,9 @@ from grelmicro.backends.kubernetes.library import (
     RESTClientObject,
     ServerDisconnectedError,
 )
+from grelmicro.errors import SettingsValidationError
+
+FORM = "give one such as https://10.0.0.1:6443"
 
 
 class DisconnectedError(ClientError):
@@ -26,6 +29,10 @@ class DisconnectedError(ClientError):
 
 class ClosedError(ClientError):
     """The channel was closed before anything was sent."""
+
+
+class UnsentError(ClientError):
+    """The request could not be made, so that nothing was sent."""
 
 
 async def _once(request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
@@ -68,11 +75,47 @@ class Channel:
         """Send a request; `options` are those of aiohttp."""
         if self._session.closed:
             raise ClosedError
-        return await self._session.request(method, URL(url, encoded=True), **self._options, **options)
+        try:
+            return await self._session.request(method, URL(url, encoded=True), **self._options, **options)
+        except ValueError as error:  # of an address or a header; what is wrong with an answer is a ClientError
+            raise UnsentError from error
 
     async def close(self) -> None:
         """Close the connections, those in use too."""
         await self._session.close()
+
+
+def check_addresses(configuration: Configuration, title: str) -> None:
+    """Check where requests are to go.
+
+    Args:
+        configuration: what says it.
+        title: what that is called in error texts.
+
+    Raises:
+        SettingsValidationError: an address is none; it is not shown, since it may have a password.
+    """
+    host = str(configuration.host)
+    why = _wrong_with(host)
+    if why is None and URL(host).raw_user is not None:
+        why = "has a user or a password in it, which are not used: leave them out"
+    if why is not None:
+        raise SettingsValidationError(f"Kubernetes: the address of the API server in {title} {why}")
+    proxy = configuration.proxy or _proxy_of_environment(host)
+    if proxy and (why := _wrong_with(str(proxy))) is not None:
+        place = title if configuration.proxy else "the environment"
+        raise SettingsValidationError(f"Kubernetes: the address of the proxy in {place} {why}")
+
+
+def _wrong_with(address: str) -> str | None:
+    """What is wrong with the address of a server, if anything."""
+    try:
+        url = URL(address)
+    except ValueError:
+        return f"is no URL: {FORM}"
+    if url.scheme not in ("http", "https") or not url.raw_host or not address.isprintable() or " " in address:
+        return f"is no URL of http or https: {FORM}"
+    return None
 
 
 def fingerprint(configuration: Configuration) -> object:

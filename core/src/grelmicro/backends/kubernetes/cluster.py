@@ -3,10 +3,9 @@
 import os
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from grelmicro.backends.kubernetes.credentials import (
     Kubeconfig,
@@ -15,15 +14,19 @@ from grelmicro.backends.kubernetes.credentials import (
     UserClient,
     default_kubeconfig,
 )
+from grelmicro.backends.kubernetes.kubeconfig import files_of
 from grelmicro.backends.kubernetes.library import ApiClient
 from grelmicro.config import Config, Seconds, build
 from grelmicro.errors import SettingsValidationError
 
 DEFAULT_NAMESPACE = "default"
 
+LONGEST_REQUEST = 60.0
+"""Seconds: an API server itself ends a request after that time."""
 
-def _check_label(namespace: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace):
+
+def _check_label(namespace: object) -> str:
+    if not (isinstance(namespace, str) and re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", namespace)):
         raise ValueError(
             "should be the name of a Kubernetes namespace: 1 to 63 lower-case letters, digits or '-', "
             "with a letter or digit at both ends"
@@ -38,8 +41,8 @@ class ClusterSettings(Config):
 
     namespace: Annotated[str | None, AfterValidator(lambda name: name if name is None else _check_label(name))] = None
     """The Kubernetes namespace; None: the one that the service account or the context is in, else `default`."""
-    request_timeout: Seconds = 5.0
-    """Seconds after which a request counts as unanswered, all its waits included."""
+    request_timeout: Annotated[Seconds, Field(le=LONGEST_REQUEST)] = 5.0
+    """Seconds after which a request counts as unanswered, all its waits included; at most 60."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Cluster:
             namespace: the Kubernetes namespace; or `KUBE_NAMESPACE`, or that of the service account or the context.
             kubeconfig: the path of a file; several are separated as in `KUBECONFIG`.
             context: the name of a context in it, instead of its current one.
-            request_timeout: seconds; or `KUBE_REQUEST_TIMEOUT`, or 5.
+            request_timeout: seconds, at most 60; or `KUBE_REQUEST_TIMEOUT`, or 5.
 
         Raises:
             SettingsValidationError: a setting breaks a rule.
@@ -103,6 +106,24 @@ class Cluster:
         """The namespace that was set, as a URL: nothing of the server, and nothing secret."""
         return f"kubernetes://{self.namespace or ''}"
 
+    def namespace_in(self, source: Source) -> str:
+        """The namespace that is used: the one that was set, else the one that `source` is in.
+
+        Raises:
+            SettingsValidationError: the source has one that Kubernetes does not allow.
+        """
+        if self.namespace is not None:
+            return self.namespace
+        found: object = source.namespace
+        if found is None or found == "":
+            return DEFAULT_NAMESPACE
+        try:
+            return _check_label(found)
+        except ValueError as error:
+            raise SettingsValidationError(
+                f"Kubernetes: namespace in {source.title} {error}: correct it there, or give namespace"
+            ) from None
+
     def source(self) -> Source:
         """What tells how the API server is reached; it looks around in this process now.
 
@@ -114,9 +135,13 @@ class Cluster:
         if self.kubeconfig is None and self.context is None and ServiceAccount.is_here():
             return ServiceAccount()
         paths = self.kubeconfig or default_kubeconfig()
-        if not any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep)):
-            if self.kubeconfig is not None:
-                raise SettingsValidationError("Kubernetes: kubeconfig names no file that exists: check the path")
+        if not any(files_of(paths)):
+            variable = os.environ.get("KUBECONFIG")
+            if self.kubeconfig is not None or variable:
+                setting = "kubeconfig" if self.kubeconfig is not None else "the environment variable KUBECONFIG"
+                raise SettingsValidationError(
+                    f"Kubernetes: {setting} names no file that exists: check the path {paths}"
+                )
             raise SettingsValidationError(
                 "Kubernetes: nothing says where the API server is: run in a pod that has a service account, "
                 "give kubeconfig=, set the environment variable KUBECONFIG, or have a file ~/.kube/config"

@@ -1,17 +1,22 @@
 """What tells how the API server is reached and who asks: a service account, a kubeconfig, or a client."""
 
 import copy
+import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from grelmicro.backends.kubernetes.kubeconfig import Choice, check_file, files_of
 from grelmicro.backends.kubernetes.library import (
     ApiClient,
+    ConfigException,
     Configuration,
     InClusterConfigLoader,
     KubeConfigLoader,
     KubeConfigMerger,
 )
+from grelmicro.backends.kubernetes.program import Credentials, CredentialsError, Program
 from grelmicro.errors import SettingsValidationError
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -47,9 +52,16 @@ class Source(Protocol):
 
 
 async def authorization(configuration: Configuration) -> dict[str, str]:
-    """The header that tells who asks, as the library writes it."""
+    """The header that tells who asks, as the library writes it.
+
+    Raises:
+        CredentialsError: it could not be sent.
+    """
     settings = await configuration.auth_settings()
-    return {str(each["key"]).title(): str(each["value"]).strip() for each in settings.values() if each["value"]}
+    headers = {str(each["key"]).title(): str(each["value"]).strip() for each in settings.values() if each["value"]}
+    if not all(value.isprintable() for value in headers.values()):
+        raise CredentialsError("the token has a line break or another control character in it")
+    return headers
 
 
 class ServiceAccount:
@@ -72,7 +84,10 @@ class ServiceAccount:
         configuration = Configuration()
         # The hook of the library looks at the wall clock, and keeps a token for a minute even when it is refused.
         token, certificates = str(SERVICE_ACCOUNT / "token"), str(SERVICE_ACCOUNT / "ca.crt")
-        InClusterConfigLoader(token, certificates, try_refresh_token=False).load_and_set(configuration)
+        try:
+            InClusterConfigLoader(token, certificates, try_refresh_token=False).load_and_set(configuration)
+        except ConfigException as error:  # its texts name a file or a variable
+            raise CredentialsError(str(error).rstrip(".")) from error
         place = SERVICE_ACCOUNT / "namespace"
         self.namespace = (place.read_text().strip() or None) if place.is_file() else None
         return configuration
@@ -90,59 +105,81 @@ class Kubeconfig:
         context: the context to use; None: the current one.
     """
 
-    title = "the kubeconfig"
-    refreshes = True
     is_live = False
 
     def __init__(self, paths: str, context: str | None) -> None:
+        self.title = f"the kubeconfig {paths}"
         self.namespace: str | None = None
+        self.refreshes = True
         self._paths = paths
         self._context = context
-        self._loader: KubeConfigLoader | None = None
-        self._runs_a_program = False
+        self._read: _Read | None = None
+        self._given: Credentials | None = None
 
     async def load(self, *, anew: bool = True) -> Configuration:
-        """See `Source.load`; a program that gives tokens runs when the last one expires, or `anew`."""
-        loader = self._loader
-        if anew or loader is None:
-            loader = self._read()
+        """See `Source.load`; a program that gives credentials runs when the last ones end, or `anew`.
+
+        Raises:
+            SettingsValidationError: the files are none, or what they say is wrong.
+            CredentialsError, OSError: a program that gives credentials fails.
+        """
+        read = self._read
+        if anew or read is None:
+            read = self._read_files()
+        given = self._given
+        if read.program is not None and (anew or given is None or given.are_over()):
+            given = await read.program.run()
+        if given is not None:
+            read.user.update(given.user)
         configuration = Configuration()
+        # What it would write into the file are tokens of a kind of login that Kubernetes has removed.
+        loader = KubeConfigLoader(config_dict=read.merged, active_context=read.context, config_base_path=None)
         await loader.load_and_set(configuration)
-        self._loader = loader
+        self._read, self._given, self.namespace = read, given, read.namespace
         # One that does not say until when its token is good runs again only when the token is refused.
-        self.refreshes = not self._runs_a_program or hasattr(loader, "exec_plugin_expiry")
+        self.refreshes = given is None or given.ends_at is not None
         return configuration
 
     async def headers(self, configuration: Configuration) -> dict[str, str]:
         """See `Source.headers`."""
         return await authorization(configuration)
 
-    def _read(self) -> KubeConfigLoader:
+    def _read_files(self) -> "_Read":
+        for path in files_of(self._paths):
+            check_file(path)
         merged = KubeConfigMerger(self._paths).config
-        if merged is not None and self._context is not None:
-            _check_context(merged.value, self._context)
-        # What it would write into the file are tokens of a kind of login that Kubernetes has removed.
-        loader = KubeConfigLoader(config_dict=merged, active_context=self._context, config_base_path=None)
-        context: dict[str, Any] = (loader.current_context or {}).get("context", {})
-        self.namespace = context.get("namespace") or None
-        self._runs_a_program = merged is not None and _runs_a_program(merged.value, context.get("user"))
-        return loader
+        if merged is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._paths)
+        choice = Choice(merged.value, self.title, self._context)
+        return _Read(merged, choice.context, choice.user, choice.namespace, self._take_program(choice.user))
+
+    def _take_program(self, user: dict[str, Any]) -> Program | None:
+        """The program that gives a user's credentials, which the library then does not run: it could not be ended."""
+        if "exec" not in user:
+            return None
+        settings = user.pop("exec")
+        for each in ("token", "tokenFile", "username", "password"):
+            user.pop(each, None)
+        program = Program.of(settings) if isinstance(settings, dict) else None
+        if program is None:
+            raise SettingsValidationError(
+                f"Kubernetes: {self.title} has an exec that is no program: it needs command, apiVersion, "
+                "a list args if any, and a list env of names and values if any"
+            )
+        return program
 
 
-def _check_context(kubeconfig: dict[str, Any], context: str) -> None:
-    if context not in [getattr(each, "value", each).get("name") for each in kubeconfig.get("contexts") or ()]:
-        raise SettingsValidationError(
-            "Kubernetes: context is none of those in the kubeconfig: check the name with `kubectl config get-contexts`"
-        )
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What files say."""
 
-
-def _runs_a_program(kubeconfig: dict[str, Any], user: object) -> bool:
-    """Whether a program gives the user's tokens."""
-    for each in kubeconfig.get("users") or ():
-        entry = getattr(each, "value", each)
-        if entry.get("name") == user:
-            return "exec" in (entry.get("user") or {})
-    return False
+    merged: Any
+    """As the library put them together."""
+    context: str
+    user: dict[str, Any]
+    """The part of `merged` that tells who asks."""
+    namespace: str | None
+    program: Program | None
 
 
 class UserClient:

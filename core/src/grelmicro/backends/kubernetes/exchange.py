@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from grelmicro.backends.kubernetes.access import Access, reason
-from grelmicro.backends.kubernetes.channel import Channel, ClosedError, DisconnectedError
+from grelmicro.backends.kubernetes.channel import Channel, ClosedError, DisconnectedError, UnsentError
 from grelmicro.backends.kubernetes.library import (
     ClientConnectorError,
     ClientError,
@@ -18,7 +18,6 @@ from grelmicro.backends.kubernetes.library import (
     ClientSSLError,
     ClientTimeout,
     ConnectionTimeoutError,
-    InvalidURL,
 )
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError
 
@@ -239,8 +238,8 @@ class Exchange:
             return f"the proxy answered {error.status}: check the proxy"
         if isinstance(error, ClosedError):
             return "it is being closed"
-        if isinstance(error, InvalidURL):
-            return "its address is no URL: check the configuration"
+        if isinstance(error, UnsentError):
+            return "no request can be made of its address, the proxy's and the headers: check the configuration"
         return None
 
 

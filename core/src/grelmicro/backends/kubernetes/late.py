@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from grelmicro.errors import BackendUnavailableError
 
-MOST = 1000
-"""Holders that are remembered: each is until its undo is done, which is given up after one lease."""
+MOST = 100_000
+"""Holders that are remembered, each until its undo is done. Only an undo that was given up leaves one behind."""
 
 NOTHING = ""
 """The version of an object that did not exist."""

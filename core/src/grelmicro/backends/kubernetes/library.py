@@ -15,7 +15,6 @@ try:
         ClientSSLError,
         ClientTimeout,
         ConnectionTimeoutError,
-        InvalidURL,
         ServerDisconnectedError,
     )
     from kubernetes_asyncio.client import ApiClient, Configuration
@@ -23,6 +22,8 @@ try:
     from kubernetes_asyncio.config import ConfigException
     from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader
     from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
+    from yaml import YAMLError
+    from yaml import safe_load as load_yaml
     from yarl import URL
 except ImportError as error:
     raise DependencyNotFoundError(
@@ -46,9 +47,10 @@ __all__ = [
     "Configuration",
     "ConnectionTimeoutError",
     "InClusterConfigLoader",
-    "InvalidURL",
     "KubeConfigLoader",
     "KubeConfigMerger",
     "RESTClientObject",
     "ServerDisconnectedError",
+    "YAMLError",
+    "load_yaml",
 ]

@@ -10,6 +10,9 @@ from grelmicro.leases.lease import Lease
 CAPACITY = 1000
 """Names that are remembered; more where this process holds more."""
 
+FORGOTTEN = 20_000
+"""Names of which only the time is remembered since which they were held as they are."""
+
 SKEW = 7.0
 """Seconds by which two times that API servers told may be wrong: 1 for each, since they tell whole seconds, and 5 for
 servers whose clocks differ."""
@@ -85,6 +88,8 @@ class Observations:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._sights: dict[str, Sight] = {}  # by the names of the objects, what was used last at the end
+        # The digest of each that was held, and since when: whoever tries more names in turn sees them expire, too.
+        self._forgotten: dict[str, tuple[str, float]] = {}
 
     def get(self, name: str) -> Sight | None:
         """What was seen of an object."""
@@ -109,7 +114,7 @@ class Observations:
         now = self._clock.now()
         sight = self.get(name)
         if sight is None:
-            sight = Sight(record, now, date)
+            sight = Sight(record, self._seen_before(name, record, now), date)
             if keep or len(self._sights) < CAPACITY:
                 self._sights[name] = sight
                 self._forget(now)
@@ -134,6 +139,15 @@ class Observations:
             sight = self._sights.pop(name)
             if sight.own and sight.is_live(now):
                 self._sights[name] = sight
+            elif sight.record is not None and sight.record.holder:
+                self._forgotten[name] = (sight.record.digest, sight.seen_at)
+                if len(self._forgotten) > FORGOTTEN:
+                    del self._forgotten[next(iter(self._forgotten))]
+
+    def _seen_before(self, name: str, record: Record | None, now: float) -> float:
+        """Since when an object is as it is, which is not remembered otherwise."""
+        digest, seen_at = self._forgotten.pop(name, ("", now))
+        return seen_at if record is not None and record.digest == digest else now
 
 
 def is_newer(record: Record, other: Record) -> bool:

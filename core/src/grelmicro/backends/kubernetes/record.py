@@ -33,11 +33,14 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 MOST = 2**31 - 1
 """What `leaseTransitions` and `leaseDurationSeconds` can hold."""
 
+UNTOLD = 60
+"""Seconds for which a lease is taken to last whose holder did not say."""
+
 REMEMBERED = 16
 """Fences after which a process that told that it waits is taken to wait no more."""
 
-AHEAD = 10.0
-"""Seconds by which a `renewTime` may be ahead of the clock."""
+NONSENSE = 10 * 365 * 86400.0
+"""Seconds by which a `renewTime` is ahead of the clock that no renewal wrote."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -135,7 +138,7 @@ def record_of(body: Body) -> Record:
     spec = body.get("spec") or {}
     holder, duration, fence = (
         spec.get("holderIdentity") or "",
-        spec.get("leaseDurationSeconds") or 0,
+        spec.get("leaseDurationSeconds") or UNTOLD,
         spec.get("leaseTransitions") or 0,
     )
     identity = (holder, spec.get("acquireTime"), spec.get("renewTime"), fence, duration)
@@ -165,10 +168,12 @@ def whole_seconds(ttl: float) -> int:
 def next_renewal(last: float, wall: float) -> float:
     """When a record that was renewed at `last` is renewed at `wall`, in seconds since 1970.
 
-    Electors of client-go compare these times in whole seconds, and count a lease from where they last saw it change.
+    It never comes back to a time that it had: a record that looks as it did is taken to have been so ever since. And it
+    is another whole second each time, since electors of client-go compare those. So it runs ahead of the clock where
+    somebody renews more than once a second, or where the clock was set back.
     """
     soonest = math.floor(last) + 1.0
-    return soonest if wall < soonest <= wall + AHEAD else wall
+    return soonest if wall < soonest < wall + NONSENSE else wall
 
 
 def written(lease: Lease, object_name: str, prefix: str, seconds: int, base: Record | None, mark: str = "") -> Body:

@@ -89,6 +89,7 @@ class Requests:
         self._generation = lifecycle.generation
         try:
             await access.open()
+            self.namespace = self.cluster.namespace_in(source)
         except BaseException as error:
             await self.close()
             if isinstance(error, GrelmicroError) or not isinstance(error, Exception):
@@ -98,7 +99,6 @@ class Requests:
                 f"{what}: where the API server is, and who asks, cannot be read from {source.title} "
                 f"({reason(error)}): check it with kubectl"
             ) from error
-        self.namespace = self.cluster.namespace or source.namespace or DEFAULT_NAMESPACE
         self._exchange = Exchange(access, self.limit, self.safe_url)
 
     async def close(self) -> None:

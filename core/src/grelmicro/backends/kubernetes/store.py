@@ -13,14 +13,17 @@ from grelmicro.backends.kubernetes.feed import KubernetesFeed
 from grelmicro.backends.kubernetes.names import lease_name
 from grelmicro.backends.kubernetes.requests import Requests
 from grelmicro.backends.kubernetes.table import Table
-from grelmicro.clock import Clock
+from grelmicro.clock import Clock, TimeLimit
 from grelmicro.errors import CoordinationBackendError, OutOfContextError, SettingsValidationError
 from grelmicro.leases.lease import Lease, LeaseStore, Waiter, survivors_of
 from grelmicro.lifecycle import outlast
 
 logger = logging.getLogger("grelmicro.coordination")
 
-TIDY_LIMIT = 0.5
+SHARE = 0.25
+"""The share of the shortest lease that renewals which are sent together may take: whoever sends them waits longer."""
+
+TIDY_LIMIT = 1.0
 """Seconds for which closing vacates expired leases and leaves marks."""
 
 
@@ -141,10 +144,16 @@ class KubernetesStore(LeaseStore):
     async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
         """Renew each lease by its ttl, all at once; the survivors. See `LeaseStore.renew_many`."""
         opened = self._get_open()
-        requests = [opened.table.renew(lease, ttl, None) for lease, ttl in renewals]
+        limit = min((ttl for _, ttl in renewals), default=0.0) * SHARE
+        requests = [self._renew_within(opened, lease, ttl, limit) for lease, ttl in renewals]
         answers = await asyncio.gather(*requests, return_exceptions=True)
         woken = [self._woken(opened, *answer) if isinstance(answer, tuple) else answer for answer in answers]
         return survivors_of(renewals, woken)
+
+    async def _renew_within(self, opened: _Open, lease: Lease, ttl: float, limit: float) -> tuple[Lease, bool] | None:
+        """Renew one of several leases: one that gets no answer in time is tried again with the next ones."""
+        async with TimeLimit(self.clock, limit):
+            return await opened.table.renew(lease, ttl, None)
 
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseStore.release`."""

@@ -36,6 +36,10 @@ FAREWELLS = 50
 """Objects that closing writes to, at most."""
 
 
+def _never(record: Lease) -> bool:
+    return False
+
+
 class Table:
     """The records of one store.
 
@@ -125,7 +129,10 @@ class Table:
             now = self._clock.now()
             return vacated(record, data, now) if owns(record, lease, now) else None
 
-        return await self._change(lease, change, 1, what) is not None
+        def is_done(record: Lease) -> bool:
+            return not record.holder and record.fence == lease.fence
+
+        return await self._change(lease, change, 1, what, is_done=is_done) is not None
 
     async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
         """See `PassingLeases.pass_on`."""
@@ -138,7 +145,10 @@ class Table:
                 return None
             return granted(record, lease.name, holder, seconds, None, now, self._clock.wall(), lease.fence + 1)
 
-        changed = await self._change(lease, change, seconds, what, successor=holder)
+        def is_done(record: Lease) -> bool:
+            return record.granted_to(holder)
+
+        changed = await self._change(lease, change, seconds, what, successor=holder, is_done=is_done)
         if changed is None:
             return None
         changed[1].own = True
@@ -186,10 +196,11 @@ class Table:
         *,
         urgent: bool = False,
         successor: str = "",
+        is_done: Callable[[Lease], bool] = _never,
     ) -> tuple[Lease, Sight] | None:
         """Change the record of who has it, by one write if it is as it was seen last; None when it is lost.
 
-        `successor` is who has it then, if that is another one.
+        `successor` is who has it then, if that is another one; `is_done` tells whether a record was changed that way.
         """
         key = self._key(lease.name)
         sight = self._objects.seen.get(key)
@@ -202,6 +213,8 @@ class Table:
                 sight = await self._objects.look(key, what, urgent=urgent)
                 before = sight.lease(lease.name, self._clock.now())
                 after = None if before is None else change(before)
+                if tries and before is not None and is_done(before):
+                    return before, sight  # the write was sent twice on its way, and its repetition was refused
                 if before is None or after is None:
                     return None
             check_fence(after, what)

@@ -39,11 +39,14 @@ def parse(url: str) -> Address:
         )
     if parts.path not in ("", "/") or parts.fragment or "#" in url:
         raise _wrong("has more than a namespace and options")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    options = dict(pairs)
     if options.keys() - set(KNOWN):
         raise SettingsValidationError(
             f"Kubernetes: url has an option that is not known: those of kubernetes:// are {', '.join(KNOWN)}"
         )
+    if len(pairs) > len(options):
+        raise _wrong("has an option twice")
     if not all(options.values()):
         raise _wrong("has an option without a value")
     return Address(
