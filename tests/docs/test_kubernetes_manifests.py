@@ -79,6 +79,20 @@ def test_manifests_are_those_of_the_pages() -> None:
     assert shown == MANIFESTS
 
 
+def test_the_namespace_is_made_before_what_is_in_it() -> None:
+    for page in ("docs/stores/kubernetes.md", "docs/guides/kubernetes.md"):
+        (commands,) = [block.text for block in blocks(PAGES[page]) if "kubectl apply" in block.text]
+        assert commands.splitlines()[:2] == [
+            "kubectl create namespace shop",
+            "kubectl apply -f docs/manifests/rbac.yaml",
+        ]
+
+
+def test_every_manifest_has_a_version() -> None:
+    _, _, versions = PAGES["docs/guides/kubernetes.md"].partition("## Versions")
+    assert set(re.findall(r"`(\w+\.yaml)`", versions)) == set(MANIFESTS)
+
+
 def test_no_other_page_shows_yaml() -> None:
     assert {block.title for text in PAGES.values() for block in blocks(text) if block.language == "yaml"} == set(
         MANIFESTS

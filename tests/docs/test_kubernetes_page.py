@@ -5,7 +5,7 @@ import re
 import pytest
 
 from grelmicro.backends.hints import LONGEST_PAUSE, TEST_INTERVAL
-from grelmicro.backends.kubernetes import access, exchange, feed, observation, record, requests, store, table
+from grelmicro.backends.kubernetes import access, cluster, exchange, feed, observation, record, requests, store, table
 from grelmicro.clock import DRIFT
 from grelmicro.coordination.wait import SAFETY_POLL
 from tests.docs.pages import PAGES
@@ -36,6 +36,8 @@ def named(line: str) -> list[str]:
     ("said", "figures"),
     [
         (r"read again every (\d+) seconds; credentials", [access.FRESH]),
+        (r"in a kubeconfig\) has (\d+) seconds", [access.LOADING]),
+        (r"all its waits included; at most (\d+) \|", [cluster.LONGEST_REQUEST]),
         (r"less (\d+) %, and a watcher", [DRIFT * 100]),
         (r"the duration, (\d+) % more .*?, and (\d+) seconds", [DRIFT * 100, observation.SKEW]),
         (r"up to (\d+) leases, within a second", [table.FAREWELLS]),

@@ -2,17 +2,19 @@
 
 import asyncio
 import base64
+import errno
 import json
 import logging
 import os
 import stat
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -204,6 +206,10 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
+def write_script(program: Path, text: str) -> None:
+    program.write_text(text)
+
+
 def run_by(program: Path) -> dict[str, object]:
     return {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program)}}
 
@@ -255,24 +261,239 @@ async def test_a_program_runs_again_before_its_token_ends(
     assert runs(program) == 2
 
 
-async def test_a_program_that_fails_is_told_at_opening(api: ApiServer, tmp_path: Path, program: Path) -> None:
-    with pytest.raises(BackendUnavailableError, match="cannot be read from the kubeconfig") as refusal:
+async def test_a_program_that_fails_is_told_at_opening(
+    api: ApiServer,
+    tmp_path: Path,
+    program: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """What it writes may have a secret in it: it is neither told nor logged."""
+    path = kubeconfig(tmp_path / "config", api.url, run_by(program))
+    with pytest.raises(BackendUnavailableError, match="its program program ended with status 1") as refusal:
+        async with opened(Cluster.at(kubeconfig=path)):
+            pass
+    assert "Traceback" in capfd.readouterr().err
+    assert "Traceback" not in str(refusal.value)
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("answer", ["secret", "[]", "{}", '{"token": ""}', '{"clientCertificateData": "secret"}'])
+async def test_a_program_that_gives_something_else_is_told_at_opening(
+    api: ApiServer, tmp_path: Path, program: Path, answer: str
+) -> None:
+    (tmp_path / "given").write_text(answer)
+    if answer == "secret":
+        write_script(program, "#!/bin/sh\necho secret\n")
+    with pytest.raises(BackendUnavailableError, match="its program program (wrote|gave)") as refusal:
         async with opened(Cluster.at(kubeconfig=kubeconfig(tmp_path / "config", api.url, run_by(program)))):
             pass
-    assert "Traceback" not in str(refusal.value)
+    assert "secret" not in str(refusal.value)
+
+
+async def test_a_program_that_hangs_is_ended_with_what_it_began(
+    api: ApiServer, tmp_path: Path, program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "LOADING", 1.0)
+    write_script(program, f"#!/bin/sh\nsleep 600 &\necho $$ $! > {tmp_path}/begun\nwait\n")
+    with pytest.raises(BackendUnavailableError, match="not within 1 s"):
+        async with opened(Cluster.at(kubeconfig=kubeconfig(tmp_path / "config", api.url, run_by(program)))):
+            pass
+    begun = [int(each) for each in (tmp_path / "begun").read_text().split()]
+    assert len(begun) == 2
+    await eventually(lambda: not any(is_running(each) for each in begun), "both have ended")
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"  # of one whose parent has ended, until somebody collects it
+
+
+async def test_a_program_gives_a_certificate(authority: Path, of_server: Path, tmp_path: Path, program: Path) -> None:
+    mine = certificate(tmp_path / "mine", ca=authority, name="web")
+    pem = {"clientCertificateData": "cert.pem", "clientKeyData": "key.pem"}
+    (tmp_path / "given").write_text(json.dumps({key: (mine / name).read_text() for key, name in pem.items()}))
+    async with ApiServer(certificate=of_server, clients=authority / "cert.pem") as api:
+        trust = {"certificate-authority": str(authority / "cert.pem")}
+        path = kubeconfig(tmp_path / "config", api.url, run_by(program), cluster=trust)
+        async with opened(Cluster.at(kubeconfig=path)) as requests:
+            assert await write(requests) == 200
+        assert api.seen[-1].peer["subject"] == ((("commonName", "web"),),)
+
+
+async def test_a_program_is_told_what_kubectl_tells_it(api: ApiServer, tmp_path: Path, program: Path) -> None:
+    write_script(
+        program,
+        "#!/bin/sh\n"
+        f'echo "$1 $2 $REGION" > {tmp_path}/told\n'
+        f'echo "$KUBERNETES_EXEC_INFO" > {tmp_path}/asked\n'
+        'echo \'{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", '
+        '"status": {"token": "secret-1"}}\'\n',
+    )
+    user: dict[str, Any] = run_by(program)
+    user["exec"] |= {"args": ["get", 7], "env": [{"name": "REGION", "value": "eu"}]}
+    async with opened(Cluster.at(kubeconfig=kubeconfig(tmp_path / "config", api.url, user))) as requests:
+        assert await write(requests) == 200
+    assert api.tokens == ["Bearer secret-1"]
+    assert (tmp_path / "told").read_text() == "get 7 eu\n"
+    assert json.loads((tmp_path / "asked").read_text()) == {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "spec": {"interactive": False},
+    }
 
 
 # What is wrong with a kubeconfig
 
 
+def broken(change: Callable[[Any], object]) -> str:
+    """A kubeconfig in which something was changed."""
+    config = {
+        "current-context": "main",
+        "contexts": [{"name": "main", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://10.0.0.1"}}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+    }
+    change(config)
+    return json.dumps(config)
+
+
+NO_PROGRAM = {"exec": {"command": "secret"}}
+
+
 @pytest.mark.parametrize(
-    "content", ["", "[", "{}", "current-context: a", "\x00", '{"current-context": "a", "contexts": [], "clusters": []}']
+    ("content", "why"),
+    [
+        ("", "config is no kubeconfig: it is empty"),
+        ("# secret", "config is no kubeconfig: it is empty"),
+        ("secret", "config is no kubeconfig: it has no keys"),
+        ("[secret]", "config is no kubeconfig: it has no keys"),
+        ("token: *secret", "config is no kubeconfig: it is no YAML at line 1, column 8"),
+        ("a: b\n  token: secret", "config is no kubeconfig: it is no YAML at line 2"),
+        ("\x00", "config is no kubeconfig: it is no YAML"),
+        ("users: secret", "config is no kubeconfig: users is no list"),
+        ("users: [{user: {token: secret}}]", "config is no kubeconfig: an entry of users has no name"),
+        ("users: [secret]", "config is no kubeconfig: an entry of users has no name"),
+        ("users: [{name: u, user: secret}]", "config is no kubeconfig: the user 'u' has no keys"),
+        ("{}", "config has no current-context"),
+        (broken(lambda config: config.pop("current-context")), "config has no current-context"),
+        (broken(lambda config: config.update({"current-context": "a"})), "the current-context 'a', which is not in it"),
+        (broken(lambda config: config.pop("contexts")), "the current-context 'main', which is not in it"),
+        (
+            broken(lambda config: config["contexts"][0]["context"].pop("cluster")),
+            "has a context 'main' that names no cluster",
+        ),
+        (broken(lambda config: config.update(clusters=[])), "context 'main' that names the cluster 'c', which is not"),
+        (broken(lambda config: config.pop("users")), "context 'main' that names the user 'u', which is not in it"),
+        (
+            broken(lambda config: config["contexts"][0]["context"].update(user={"token": "secret"})),
+            "has a context 'main' that names no user",
+        ),
+        (broken(lambda config: config["clusters"][0].update(cluster=None)), "has no server"),
+        (broken(lambda config: config["clusters"][0].update(cluster={"server": ""})), "has no server"),
+        (broken(lambda config: config["users"][0].update(user=NO_PROGRAM)), "has an exec that is no program"),
+    ],
 )
-async def test_a_kubeconfig_that_is_none_is_told_at_opening(tmp_path: Path, content: str) -> None:
+async def test_what_is_wrong_with_a_kubeconfig_is_told_at_opening(tmp_path: Path, content: str, why: str) -> None:
     (tmp_path / "config").write_text(content)
-    with pytest.raises(BackendUnavailableError, match="cannot be read from the kubeconfig"):
+    with pytest.raises(SettingsValidationError, match=why) as refusal:
         async with opened(Cluster.at(kubeconfig=tmp_path / "config")):
             pass
+    assert str(tmp_path / "config") in str(refusal.value)
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("key", ["certificate-authority", "client-certificate", "client-key", "tokenFile"])
+async def test_a_file_that_a_kubeconfig_names_has_to_be_there(tmp_path: Path, key: str) -> None:
+    entry: dict[str, object] = {key: "missing.pem"}
+    user, cluster = ({}, entry) if key == "certificate-authority" else (entry, {})
+    path = kubeconfig(tmp_path / "config", "https://10.0.0.1", user, cluster=cluster)
+    told = f"names {tmp_path / 'missing.pem'} as {key}, a file that does not exist"
+    with pytest.raises(SettingsValidationError, match=told):
+        async with opened(Cluster.at(kubeconfig=path)):
+            pass
+    if key != "tokenFile":
+        entry[f"{key}-data"] = "a"
+        kubeconfig(path, "https://10.0.0.1", user, cluster=cluster)
+        with pytest.raises(SettingsValidationError, match=f"has a {key}-data that is not base64"):
+            async with opened(Cluster.at(kubeconfig=path)):
+                pass
+        entry[f"{key}-data"] = "bm8gUEVN"
+        kubeconfig(path, "https://10.0.0.1", user, cluster=cluster)
+        if key != "client-key":  # which is not looked at without a certificate
+            with pytest.raises(BackendUnavailableError, match="a certificate or key in it cannot be used"):
+                async with opened(Cluster.at(kubeconfig=path)):
+                    pass
+
+
+async def test_a_file_that_cannot_be_read_may_be_readable_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = kubeconfig(tmp_path / "config", "https://10.0.0.1")
+
+    def fail(self: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(BackendUnavailableError, match=f"cannot be read from .*Permission denied: {path}"):
+        async with opened(Cluster.at(kubeconfig=path)):
+            pass
+
+
+@pytest.mark.parametrize("server", ["127.0.0.1:6443", "ftp://secret", "https://", "https://[secret", "http://a b", "/"])
+async def test_an_address_that_is_none_is_told_at_opening(tmp_path: Path, server: str) -> None:
+    async with ApiClient(Configuration(host=server)) as client:
+        for cluster in (Cluster.at(kubeconfig=kubeconfig(tmp_path / "config", server)), Cluster.of_client(client)):
+            with pytest.raises(SettingsValidationError, match="address of the API server in .* is no URL") as refusal:
+                async with opened(cluster):
+                    pass
+            assert "secret" not in str(refusal.value)
+    path = kubeconfig(tmp_path / "config", "http://10.0.0.1", cluster={"proxy-url": server})
+    with pytest.raises(SettingsValidationError, match="address of the proxy in the kubeconfig .* is no URL"):
+        async with opened(Cluster.at(kubeconfig=path)):
+            pass
+
+
+async def test_an_address_with_a_password_is_refused_and_not_shown(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", "https://me:secret@10.0.0.1")
+    with pytest.raises(SettingsValidationError, match="a user or a password in it") as refusal:
+        async with opened(Cluster.at(kubeconfig=path)):
+            pass
+    assert "secret" not in str(refusal.value)
+
+
+async def test_a_token_that_cannot_be_sent_is_told_at_opening(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path / "config", "https://10.0.0.1", {"token": "secret\ntoken"})
+    with pytest.raises(BackendUnavailableError, match="the token has a line break") as refusal:
+        async with opened(Cluster.at(kubeconfig=path)):
+            pass
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("namespace", ["Bad_NS/../x", 5, True, ["shop"]])
+async def test_a_namespace_that_a_file_says_is_checked(api: ApiServer, tmp_path: Path, namespace: Any) -> None:
+    path = kubeconfig(tmp_path / "config", api.url, namespace=namespace)
+    with pytest.raises(SettingsValidationError, match="namespace in the kubeconfig .* should be the name of a"):
+        async with opened(Cluster.at(kubeconfig=path)):
+            pass
+    async with opened(Cluster.at("own", kubeconfig=path)) as requests:
+        assert requests.namespace == "own"
+
+
+async def test_who_has_no_credentials_asks_as_nobody(encrypted: ApiServer, authority: Path, tmp_path: Path) -> None:
+    trust = {"certificate-authority": str(authority / "cert.pem")}
+    path = kubeconfig(tmp_path / "config", encrypted.url, cluster=trust)
+    config = json.loads(path.read_text())
+    context, (user,) = config["contexts"][0]["context"], config["users"]
+    for place, key in ((user["user"], "token"), (user, "user"), (context, "user")):
+        place[key] = None
+        path.write_text(json.dumps(config))
+        async with opened(Cluster.at(kubeconfig=path)) as requests:
+            assert await write(requests) == 200
+        assert "Authorization" not in encrypted.seen[-1].request.headers
 
 
 async def test_a_context_that_does_not_exist_is_told_at_opening(api: ApiServer, tmp_path: Path) -> None:
@@ -425,10 +646,19 @@ async def test_a_pod_asks_as_its_service_account(
         assert requests.namespace == "own"
 
 
+async def test_the_namespace_of_a_service_account_is_checked(account: Path) -> None:
+    (account / "namespace").write_text("Bad_NS/../x\n")
+    with pytest.raises(SettingsValidationError, match="namespace in the service account of this pod should be"):
+        async with opened(Cluster.at()):
+            pass
+
+
 @pytest.mark.parametrize("file", ["token", "ca.crt"])
 async def test_a_service_account_that_lacks_something_is_told(account: Path, file: str) -> None:
     (account / file).write_text("")
-    with pytest.raises(BackendUnavailableError, match="cannot be read from the service account of this pod"):
+    with pytest.raises(
+        BackendUnavailableError, match="from the service account of this pod .*(Token|Cert) file exists but empty"
+    ):
         async with opened(Cluster.at()):
             pass
 

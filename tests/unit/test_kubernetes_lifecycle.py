@@ -152,7 +152,7 @@ async def main():
 asyncio.run(main())
 print("done")
 """
-    assert await run(code, config) == "BackendUnavailableError\nBackendUnavailableError\ndone\n"
+    assert await run(code, config) == "BackendUnavailableError\nSettingsValidationError\ndone\n"
 
 
 async def test_a_fork_leaves_the_connections_to_its_parent(config: Path, api: ApiServer) -> None:

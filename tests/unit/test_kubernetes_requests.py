@@ -13,6 +13,7 @@ from aiohttp import web
 
 from grelmicro.backends.kubernetes import errors
 from grelmicro.backends.kubernetes import requests as requests_module
+from grelmicro.backends.kubernetes.access import Access
 from grelmicro.backends.kubernetes.cluster import Cluster
 from grelmicro.backends.kubernetes.requests import Answer, ForbiddenError, Gone, Requests
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError, OutOfContextError
@@ -339,6 +340,21 @@ async def test_what_was_never_sent_changed_nothing(tmp_path: Path, send: Send, u
     await requests.open()
     assert words in str(await refusal(send, requests))
     await requests.close()
+
+
+@pytest.mark.parametrize("token", ["secret\nHost: b", "secret\0"])
+@pytest.mark.parametrize("send", [reading, replacing])
+async def test_what_cannot_be_sent_changed_nothing(
+    requests: Requests, api: ApiServer, monkeypatch: pytest.MonkeyPatch, send: Send, token: str
+) -> None:
+    async def headers(self: Access) -> dict[str, str]:
+        return {"Authorization": token}
+
+    monkeypatch.setattr(Access, "headers", headers)
+    error = await refusal(send, requests)
+    assert type(error) is BackendUnavailableError
+    assert "no request can be made of" in str(error)
+    assert api.seen == []
 
 
 async def test_an_address_where_nobody_answers_is_given_up_early(tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ def test_a_url_says_where(
         "kubernetes://shop#secret",
         "kubernetes://shop?token=secret",
         "kubernetes://shop?context=",
+        "kubernetes://shop?prefix=secret&prefix=secret",
         "kubernetes://Secret",
         "kubernetes://[secret",
         "kubernetes://shop?prefix=secret%20prefix",
@@ -107,6 +108,7 @@ def test_a_namespace_is_one_that_kubernetes_allows(namespace: Any) -> None:
         {"request_timeout": 0},
         {"request_timeout": "soon"},
         {"request_timeout": float("inf")},
+        {"request_timeout": 60.5},
         {"kubeconfig": ""},
         {"kubeconfig": 7},
         {"context": ""},
@@ -115,8 +117,9 @@ def test_a_namespace_is_one_that_kubernetes_allows(namespace: Any) -> None:
 )
 def test_a_setting_that_breaks_a_rule_is_named(settings: dict[str, Any]) -> None:
     (setting,) = settings
-    with pytest.raises(SettingsValidationError, match=setting if setting != "prefix" else "namespace"):
-        KubernetesProvider(**settings)
+    for take in (KubernetesProvider, KubernetesLockAdapter):
+        with pytest.raises(SettingsValidationError, match=f"^Kubernetes: {setting} "):
+            take(**settings)
 
 
 def test_the_environment_names_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,6 +131,10 @@ def test_the_environment_names_what_is_not_given(monkeypatch: pytest.MonkeyPatch
     assert (cluster.namespace, cluster.request_timeout) == ("other", 7.0)
     monkeypatch.setenv("KUBE_NAMESPACE", "not a name")
     with pytest.raises(SettingsValidationError, match="KUBE_NAMESPACE"):
+        KubernetesProvider()
+    monkeypatch.delenv("KUBE_NAMESPACE")
+    monkeypatch.setenv("KUBE_REQUEST_TIMEOUT", "1000000")
+    with pytest.raises(SettingsValidationError, match="KUBE_REQUEST_TIMEOUT.* less than or equal to 60"):
         KubernetesProvider()
 
 
@@ -190,8 +197,11 @@ def test_a_kubeconfig_is_found_where_kubectl_finds_it(monkeypatch: pytest.Monkey
     (tmp_path / ".kube").mkdir()
     kubeconfig(tmp_path / ".kube" / "config", "https://10.0.0.1")
     assert isinstance(Cluster.at().source(), Kubeconfig)
-    monkeypatch.setenv("KUBECONFIG", f"{tmp_path / 'missing'}:{tmp_path / 'missing too'}")
-    with pytest.raises(SettingsValidationError, match="nothing says where the API server is"):
+    missing = f"{tmp_path / 'missing'}:{tmp_path / 'missing too'}"
+    monkeypatch.setenv("KUBECONFIG", missing)
+    with pytest.raises(
+        SettingsValidationError, match=f"KUBECONFIG names no file that exists: check the path {missing}"
+    ):
         Cluster.at().source()
-    with pytest.raises(SettingsValidationError, match="kubeconfig names no file that exists"):
-        Cluster.at(kubeconfig=tmp_path / "missing").source()
+    with pytest.raises(SettingsValidationError, match=f"kubeconfig names no file that exists: .*{tmp_path}"):
+        Cluster.at(kubeconfig=tmp_path).source()

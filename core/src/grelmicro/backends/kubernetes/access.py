@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from ssl import SSLError
 from typing import Any
 
 from grelmicro.backends.kubernetes.channel import Channel, check_addresses, fingerprint
@@ -210,6 +211,8 @@ def reason(error: BaseException) -> str:
         return str(error)
     if isinstance(error, TimeoutError):
         return f"not within {LOADING:g} s"
+    if isinstance(error, SSLError):
+        return f"a certificate or key in it cannot be used: {error.strerror}"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return type(error).__name__

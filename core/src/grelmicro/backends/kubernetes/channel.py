@@ -1,6 +1,8 @@
 """Connections to an API server: a pool of its own, and nothing that is sent twice."""
 
+import asyncio
 import hashlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
@@ -19,6 +21,9 @@ from grelmicro.backends.kubernetes.library import (
     ServerDisconnectedError,
 )
 from grelmicro.errors import SettingsValidationError
+
+CONNECTING = 0.5
+"""Seconds after which a request that was given up has its connection, if it gets one."""
 
 FORM = "give one such as https://10.0.0.1:6443"
 
@@ -62,6 +67,7 @@ class Channel:
         assert connector is not None
         made.pool_manager.detach()  # it leaves its connector to the next session
         self._session = ClientSession(connector=connector, middlewares=(_once,), read_bufsize=2**21)
+        self._given_up: set[asyncio.Task[None]] = set()
         self._options: dict[str, Any] = {"allow_redirects": False}
         for option, value in (
             ("proxy", proxy),
@@ -75,14 +81,52 @@ class Channel:
         """Send a request; `options` are those of aiohttp."""
         if self._session.closed:
             raise ClosedError
+        request = self._session.request(method, URL(url, encoded=True), **self._options, **options)
+        sending = asyncio.ensure_future(request)
         try:
-            return await self._session.request(method, URL(url, encoded=True), **self._options, **options)
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            self._give_up(sending)
+            raise
+        except ClientError:
+            raise
         except ValueError as error:  # of an address or a header; what is wrong with an answer is a ClientError
             raise UnsentError from error
 
     async def close(self) -> None:
         """Close the connections, those in use too."""
+        if self._given_up:
+            await asyncio.wait(self._given_up)
         await self._session.close()
+
+    def _give_up(self, sending: "asyncio.Future[ClientResponse]") -> None:
+        """Nobody waits for the answer any more.
+
+        It is not cancelled at once: asyncio leaves a connection open for good whose making is cancelled just before TLS
+        begins on it.
+        """
+        task = asyncio.get_running_loop().create_task(_end(sending))
+        self._given_up.add(task)
+        task.add_done_callback(self._given_up.discard)
+
+
+async def _end(sending: "asyncio.Future[ClientResponse]") -> None:
+    """Let a request that was given up come to its answer, which nobody reads, or end it."""
+    await asyncio.wait({sending}, timeout=CONNECTING)
+    sending.cancel()
+    with suppress(asyncio.CancelledError, TimeoutError, ClientError, OSError, ValueError):
+        drop(await sending)
+
+
+def drop(response: ClientResponse) -> None:
+    """End a response. The connection of one that was not read to its end is cut.
+
+    Otherwise TLS would take leave of the server, for as long as that takes, with nobody to close it at the end.
+    """
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
+    response.close()
 
 
 def check_addresses(configuration: Configuration, title: str) -> None:

@@ -123,14 +123,12 @@ class Kubeconfig:
             SettingsValidationError: the files are none, or what they say is wrong.
             CredentialsError, OSError: a program that gives credentials fails.
         """
-        read = self._read
-        if anew or read is None:
-            read = self._read_files()
-        given = self._given
-        if read.program is not None and (anew or given is None or given.are_over()):
-            given = await read.program.run()
-        if given is not None:
-            read.user.update(given.user)
+        read, given = self._read, self._given
+        if anew or read is None or (given is not None and given.are_over()):
+            read, given = self._read_files(), None
+            if read.program is not None:
+                given = await read.program.run()
+                read.user.update(given.user)
         configuration = Configuration()
         # What it would write into the file are tokens of a kind of login that Kubernetes has removed.
         loader = KubeConfigLoader(config_dict=read.merged, active_context=read.context, config_base_path=None)

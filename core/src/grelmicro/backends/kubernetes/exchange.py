@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from grelmicro.backends.kubernetes.access import Access, reason
-from grelmicro.backends.kubernetes.channel import Channel, ClosedError, DisconnectedError, UnsentError
+from grelmicro.backends.kubernetes.channel import Channel, ClosedError, DisconnectedError, UnsentError, drop
 from grelmicro.backends.kubernetes.library import (
     ClientConnectorError,
     ClientError,
@@ -18,6 +18,7 @@ from grelmicro.backends.kubernetes.library import (
     ClientSSLError,
     ClientTimeout,
     ConnectionTimeoutError,
+    InvalidURL,
 )
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError
 
@@ -104,7 +105,7 @@ class Exchange:
                     try:
                         reply = Reply(response.status, await response.read(), response.headers)
                     finally:
-                        _drop(response)
+                        drop(response)
             except FAILURES as error:
                 # An idle connection may end just when it is used. Reading twice is harmless, writing twice is not.
                 if disconnected or call.changes or not isinstance(error, DisconnectedError):
@@ -136,7 +137,7 @@ class Exchange:
             headers = await self._get_headers(call, deadline)
             response = await self._begin(channel, call, headers, deadline)
             if response.status == 401:
-                _drop(response)
+                drop(response)
                 await self._renew(headers, deadline)
                 response = await self._begin(channel, call, await self._get_headers(call, deadline), deadline)
             try:
@@ -145,7 +146,7 @@ class Exchange:
                 else:
                     yield Reply(response.status, await self._read(response, call, deadline), response.headers)
             finally:
-                _drop(response)
+                drop(response)
 
     @asynccontextmanager
     async def _place(self, call: Call, deadline: float) -> AsyncIterator[None]:
@@ -238,20 +239,9 @@ class Exchange:
             return f"the proxy answered {error.status}: check the proxy"
         if isinstance(error, ClosedError):
             return "it is being closed"
-        if isinstance(error, UnsentError):
+        if isinstance(error, UnsentError | InvalidURL):
             return "no request can be made of its address, the proxy's and the headers: check the configuration"
         return None
-
-
-def _drop(response: ClientResponse) -> None:
-    """End a response. The connection of one that was not read to its end is cut.
-
-    Otherwise TLS would take leave of the server, for as long as that takes, with nobody to close it at the end.
-    """
-    connection = response.connection
-    if connection is not None and connection.transport is not None:
-        connection.transport.abort()
-    response.close()
 
 
 class Stream:

@@ -16,6 +16,8 @@ from grelmicro.errors import SettingsValidationError
 LISTS = {"clusters": "cluster", "contexts": "context", "users": "user"}
 """The lists of a kubeconfig, and what is in each entry beside its name."""
 
+NOBODY = "nobody: the context names no user"
+
 
 def files_of(paths: str) -> Iterator[Path]:
     """The files that there are of those that are named as in `KUBECONFIG`."""
@@ -70,8 +72,10 @@ class Choice:
         self.context = self._context(context)
         of_context, _ = self._get("contexts", self.context)
         cluster, folder = self._get("clusters", self._named(of_context, "cluster"))
-        user_name = of_context.get("user")
-        self.user, folder_of_user = self._get("users", user_name) if user_name else ({}, folder)
+        if not of_context.get("user"):  # with TLS the library needs one
+            of_context["user"] = NOBODY
+            self._merged["users"].append({"name": NOBODY, "user": {}})
+        self.user, folder_of_user = self._get("users", self._named(of_context, "user"))
         self.namespace = of_context.get("namespace")
         if not (isinstance(cluster.get("server"), str) and cluster["server"]):
             raise self._wrong("has no server in the cluster of that context: give its address")
@@ -103,20 +107,21 @@ class Choice:
     def _named(self, of_context: dict[str, Any], part: str) -> str:
         name = of_context.get(part)
         if not (isinstance(name, str) and name):
-            raise self._wrong(f"has a context {self.context!r} that names no {part}: add it")
+            raise self._wrong(f"has a context {self.context!r} that names no {part}: give a name")
         return name
 
     def _get(self, key: str, name: object) -> tuple[dict[str, Any], str]:
         """What an entry has, and the folder from which its files are looked for."""
-        found = [each for each in self._merged.get(key) or () if _plain(each)["name"] == name]
-        if not found:
+        found = next((each for each in self._merged.get(key) or () if _plain(each)["name"] == name), None)
+        if found is None:
             raise self._wrong(
                 f"has a context {self.context!r} that names the {LISTS[key]} {name!r}, which is not in it: correct one"
             )
-        if len(found) > 1:
-            raise self._wrong(f"has more than one {LISTS[key]} {name!r}: leave one of them out")
-        folder = os.path.dirname(os.path.abspath(getattr(found[0], "path", None) or ""))
-        return _plain(found[0]).get(LISTS[key]) or {}, folder
+        entry, part = _plain(found), LISTS[key]
+        # A key without a value is none, which the library does not know.
+        entry[part] = {key: value for key, value in (entry.get(part) or {}).items() if value is not None}
+        folder = os.path.dirname(os.path.abspath(getattr(found, "path", None) or ""))
+        return entry[part], folder
 
     def _check_content(self, entry: dict[str, Any], key: str, folder: str) -> None:
         """Check what can be given as a file or in place."""

@@ -15,6 +15,7 @@ try:
         ClientSSLError,
         ClientTimeout,
         ConnectionTimeoutError,
+        InvalidURL,
         ServerDisconnectedError,
     )
     from kubernetes_asyncio.client import ApiClient, Configuration
@@ -47,6 +48,7 @@ __all__ = [
     "Configuration",
     "ConnectionTimeoutError",
     "InClusterConfigLoader",
+    "InvalidURL",
     "KubeConfigLoader",
     "KubeConfigMerger",
     "RESTClientObject",

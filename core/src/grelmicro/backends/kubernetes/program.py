@@ -118,7 +118,10 @@ def _encoded(text: str) -> str:
 
 async def _end(process: Process) -> None:
     """Kill a program and what it has begun."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    with suppress(ProcessLookupError, PermissionError):  # of a group that has ended
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), LAST_MOMENT)

@@ -7,7 +7,6 @@ from grelmicro.backends.kubernetes.cluster import Cluster
 from grelmicro.backends.kubernetes.store import KubernetesStore
 from grelmicro.backends.kubernetes.url import parse
 from grelmicro.clock import Clock
-from grelmicro.config import check_namespace
 from grelmicro.coordination.adapters import (
     LeaderElectionAdapter,
     LeaseAdapter,
@@ -30,7 +29,8 @@ class KubernetesProvider(Provider):
         kubeconfig: the path of a kubeconfig; several are separated as in `KUBECONFIG`.
         context: the name of a context in the kubeconfig, instead of its current one.
         prefix: separates applications that share a Kubernetes namespace; the names of their Leases begin with it.
-        request_timeout: seconds after which a request counts as unanswered, at most 60; or `KUBE_REQUEST_TIMEOUT`, or 5.
+        request_timeout: seconds after which a request counts as unanswered, at most 60; or `KUBE_REQUEST_TIMEOUT`, or
+            5.
         clock: the time of this process, by which leases are observed.
 
     Raises:
@@ -88,11 +88,7 @@ class KubernetesProvider(Provider):
         return provider
 
     def _use(self, cluster: Cluster, prefix: str, clock: Clock | None) -> None:
-        super().__init__(_store(cluster, prefix, clock), url=cluster.safe_url)
-
-
-def _store(cluster: Cluster, prefix: str, clock: Clock | None) -> KubernetesStore:
-    return KubernetesStore(cluster, prefix=check_namespace(prefix, setting="Kubernetes: prefix"), clock=clock)
+        super().__init__(KubernetesStore(cluster, prefix=prefix, clock=clock), url=cluster.safe_url)
 
 
 class KubernetesAdapter(LeaseAdapter):
@@ -109,7 +105,7 @@ class KubernetesAdapter(LeaseAdapter):
         clock: Clock | None = None,
     ) -> None:
         cluster = Cluster.at(namespace, kubeconfig, context, request_timeout)
-        super().__init__(_store(cluster, prefix, clock))
+        super().__init__(KubernetesStore(cluster, prefix=prefix, clock=clock))
 
 
 class KubernetesLockAdapter(KubernetesAdapter, LockAdapter):

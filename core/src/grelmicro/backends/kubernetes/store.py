@@ -14,6 +14,7 @@ from grelmicro.backends.kubernetes.names import lease_name
 from grelmicro.backends.kubernetes.requests import Requests
 from grelmicro.backends.kubernetes.table import Table
 from grelmicro.clock import Clock, TimeLimit
+from grelmicro.config import check_namespace
 from grelmicro.errors import CoordinationBackendError, OutOfContextError, SettingsValidationError
 from grelmicro.leases.lease import Lease, LeaseStore, Waiter, survivors_of
 from grelmicro.lifecycle import outlast
@@ -88,7 +89,7 @@ class KubernetesStore(LeaseStore):
         prefix: str = "grelmicro",
         clock: Clock | None = None,
     ) -> None:
-        super().__init__(namespace=prefix, clock=clock)
+        super().__init__(namespace=check_namespace(prefix, setting="Kubernetes: prefix"), clock=clock)
         if cluster is not None and namespace is not None:
             raise SettingsValidationError(
                 "KubernetesStore: namespace is set beside cluster, which has one: leave one of them out"
