@@ -27,6 +27,7 @@ OTHERS = re.compile(
     r"python -m pytest(?: [\w/.-]+)?"
     r"|uvicorn [\w.:-]+(?: --workers \d+| --reload| --timeout-graceful-shutdown \d+)*"
     r"|gunicorn [\w.:-]+(?: -k [\w.]+| -w \d+| --preload)*"
+    r"|kubectl create namespace shop"
     r"|kubectl (?:get|delete) leases -n shop(?: -l grelmicro\.io/prefix=shop)?"
 )
 APPLY = re.compile(r"kubectl apply -f (docs/manifests/[\w.]+)")

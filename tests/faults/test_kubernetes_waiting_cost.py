@@ -115,7 +115,7 @@ async def test_many_replicas_test_their_watches_together(
         before = gateway.calls.copy()
         await pass_by(clock, gateway, seconds=seconds)
         spent = gateway.calls - before
-        assert spent["update"] <= seconds / 5, "they do not each write"
+        assert spent["update"] <= replicas, "they do not each write at each test"
         assert spent.total() <= 0.2 * seconds * replicas, spent
         assert all(trusts(backend) for backend in backends)
         assert len(json.dumps(kubernetes_namespace.lease(ECHO))) == size, "it does not grow"

@@ -174,7 +174,8 @@ def test_no_kill_leaves_a_lock_for_ever(any_url: str) -> None:
             assert process.hear() == "got it"
             time.sleep(moments.random() * 0.05)
             process.send(signal.SIGKILL)
-        assert all(lease.expires_at <= lease.now + 0.3 for lease in asyncio.run(leases(any_url)) if lease.holder)
+        # Kubernetes keeps whole seconds.
+        assert all(lease.expires_at <= lease.now + 1.0 for lease in asyncio.run(leases(any_url)) if lease.holder)
     with script(again_and_again, any_url) as last:
         assert last.hear() == "got it"
 

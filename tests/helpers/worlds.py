@@ -104,7 +104,7 @@ async def nothing_left() -> AsyncIterator[None]:
     yield
     await eventually(lambda: not asyncio.all_tasks() - before - {asyncio.current_task()}, "every task has ended", 2.0)
     gc.collect()
-    assert lost == []
+    assert lost == [], lost
 
 
 async def eventually(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
