@@ -150,6 +150,7 @@ async def leases(url: str) -> list[Lease]:
         return [lease async for lease in store.scan()]
 
 
+@pytest.mark.timeout(180)  # nine programs, one after the other
 def test_no_kill_leaves_a_lock_for_ever(any_url: str) -> None:
     """Whenever a process is killed, there is no held record without an end, and the next one gets it."""
     again_and_again = """

@@ -131,10 +131,11 @@ async def test_only_the_leader_asks_out_of_turn(server: Workers) -> None:
 async def test_purchases_on_all_workers_take_turns(server: Workers) -> None:
     async with client_of(server) as client:
         assert (await client.post("/shares/nothing/buy")).status_code == 404
-        answers = await asyncio.gather(*(client.post("/shares/KITE/buy") for _ in range(20)))
-    assert [answer.status_code for answer in answers] == [200] * 20
-    assert sorted(answer.json()["owned"] for answer in answers) == list(range(1, 21))
-    assert len({answer.json()["worker"] for answer in answers}) > 1
+        answers: list[httpx2.Response] = []
+        while len({answer.json()["worker"] for answer in answers}) < 2:  # one that is quick may take all at once
+            answers += await asyncio.gather(*(client.post("/shares/KITE/buy") for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert sorted(answer.json()["owned"] for answer in answers) == list(range(1, len(answers) + 1))
 
 
 async def test_streams_end_at_the_signal_and_so_does_the_server() -> None:
