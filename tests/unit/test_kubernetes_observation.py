@@ -337,6 +337,17 @@ async def test_who_tries_more_names_than_are_remembered_sees_them_expire(shelf: 
             await other.clock.advance(6.0)
 
 
+async def test_a_look_that_is_not_kept_costs_no_earlier_one(clock: MovableClock) -> None:
+    seen = Observations(clock)
+    seen.see("first", record())
+    for number in range(CAPACITY + 10):
+        seen.see(f"other:{number}", record(holder=""))
+    await clock.advance(20.0)
+    seen.see("first", record(), keep=False)
+    await clock.advance(20.0)
+    assert not seen.see("first", record()).is_live(clock.now())
+
+
 async def test_what_is_renewed_meanwhile_was_not_seen_before(clock: MovableClock) -> None:
     seen = Observations(clock)
     seen.see("first", record(renewed=1.0))

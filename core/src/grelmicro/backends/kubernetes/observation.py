@@ -146,7 +146,7 @@ class Observations:
 
     def _seen_before(self, name: str, record: Record | None, now: float) -> float:
         """Since when an object is as it is, which is not remembered otherwise."""
-        digest, seen_at = self._forgotten.pop(name, ("", now))
+        digest, seen_at = self._forgotten.get(name, ("", now))  # it stays: this look may not be kept either
         return seen_at if record is not None and record.digest == digest else now
 
 
