@@ -8,6 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+import pytest
+
 from grelmicro.backends.kubernetes.cluster import Cluster
 from grelmicro.backends.kubernetes.names import lease_name
 from grelmicro.backends.kubernetes.requests import Answer, Requests
@@ -270,6 +272,28 @@ async def process(place: Place) -> AsyncIterator[Process]:
     """A new process."""
     async with place.requests() as requests:
         yield Process(requests)
+
+
+@pytest.fixture(params=["memory", "server"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Lease objects in memory and on an API server."""
+    if request.param == "memory":
+        return Shelf()
+    return ServerPlace(request.getfixturevalue("kubernetes_namespace"))
+
+
+@pytest.fixture
+async def mine(place: Place) -> AsyncIterator[Process]:
+    """A process on `place`."""
+    async with process(place) as one:
+        yield one
+
+
+@pytest.fixture
+async def other(place: Place) -> AsyncIterator[Process]:
+    """Another one."""
+    async with process(place) as one:
+        yield one
 
 
 CART = "lock:cart"

@@ -1,6 +1,5 @@
 """One Lease, used by this package and by electors of client-go: neither takes it from the other while it is held."""
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 
 from grelmicro.leases import Lease
 from grelmicro.testing import MovableClock
-from tests.helpers.kubernetes import CART, CART_LEASE, Place, Process, ServerPlace, Shelf, process
+from tests.helpers.kubernetes import CART, CART_LEASE, Place, Process, process
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -68,19 +67,6 @@ class Elector:
             "renewTime": now,
             "leaseTransitions": transitions,
         }
-
-
-@pytest.fixture(params=["memory", "server"])
-def place(request: pytest.FixtureRequest) -> Place:
-    if request.param == "memory":
-        return Shelf()
-    return ServerPlace(request.getfixturevalue("kubernetes_namespace"))
-
-
-@pytest.fixture
-async def mine(place: Place) -> AsyncIterator[Process]:
-    async with process(place) as one:
-        yield one
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The operations on Lease objects: what they cost, what they answer, and what others do to the objects meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,26 +12,7 @@ from grelmicro.backends.kubernetes.record import MOST, REMEMBERED, UNTOLD
 from grelmicro.backends.kubernetes.requests import Gone
 from grelmicro.errors import BackendUnavailableError, OutcomeUnknownError, SettingsValidationError
 from grelmicro.leases import Lease
-from tests.helpers.kubernetes import CART, CART_LEASE, Place, Process, ServerPlace, Shelf, process
-
-
-@pytest.fixture(params=["memory", "server"])
-def place(request: pytest.FixtureRequest) -> Place:
-    if request.param == "memory":
-        return Shelf()
-    return ServerPlace(request.getfixturevalue("kubernetes_namespace"))
-
-
-@pytest.fixture
-async def mine(place: Place) -> AsyncIterator[Process]:
-    async with process(place) as one:
-        yield one
-
-
-@pytest.fixture
-async def other(place: Place) -> AsyncIterator[Process]:
-    async with process(place) as one:
-        yield one
+from tests.helpers.kubernetes import CART, CART_LEASE, Place, Process, Shelf, process
 
 
 async def taken(process: Process, holder: str = "a", ttl: float = 30.0) -> Lease:

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,28 +10,9 @@ from grelmicro.backends.kubernetes.late import MOST, Late
 from grelmicro.backends.kubernetes.requests import Answer
 from grelmicro.errors import BackendUnavailableError, OutcomeUnknownError
 from grelmicro.leases import Lease
-from tests.helpers.kubernetes import CART, CART_LEASE, Place, Process, ServerPlace, Shelf, process
+from tests.helpers.kubernetes import CART, CART_LEASE, Place, Process
 
 UNDO = Lease(CART, "late", 0)
-
-
-@pytest.fixture(params=["memory", "server"])
-def place(request: pytest.FixtureRequest) -> Place:
-    if request.param == "memory":
-        return Shelf()
-    return ServerPlace(request.getfixturevalue("kubernetes_namespace"))
-
-
-@pytest.fixture
-async def mine(place: Place) -> AsyncIterator[Process]:
-    async with process(place) as one:
-        yield one
-
-
-@pytest.fixture
-async def other(place: Place) -> AsyncIterator[Process]:
-    async with process(place) as one:
-        yield one
 
 
 async def used_before(process: Process) -> Lease:
