@@ -9,6 +9,7 @@ from time import monotonic
 
 import pytest
 
+from grelmicro.backends.hints import TEST_INTERVAL
 from grelmicro.backends.kubernetes.names import hints_name
 from grelmicro.backends.kubernetes.observation import CAPACITY
 from grelmicro.backends.kubernetes.store import KubernetesStore
@@ -104,9 +105,12 @@ async def test_many_replicas_test_their_watches_together(
     clock, replicas, seconds = MovableClock(), 50, 120
     held = await lock_on(holding_backend).acquire()
     async with AsyncExitStack() as stack:
-        stores = [store_of(kubernetes_namespace, gateway, clock=clock) for _ in range(replicas)]
-        backends = [await stack.enter_async_context(LockAdapter(store)) for store in stores]
-        waiting = [waiting_for(backend) for backend in backends]
+        backends, waiting = [], []
+        for _ in range(replicas):  # they do not all begin in the same instant
+            backend = LockAdapter(store_of(kubernetes_namespace, gateway, clock=clock))
+            backends.append(await stack.enter_async_context(backend))
+            waiting.append(waiting_for(backend))
+            await clock.advance(TEST_INTERVAL / replicas)
         await eventually(lambda: all(trusts(backend) for backend in backends), "all rely on their watches", 30.0)
         await until_quiet(gateway)
         assert gateway.calls["update"] + gateway.calls["create"] <= 2 * replicas
