@@ -45,6 +45,16 @@ class Line:
         lines = self.client.queues.lines
         await eventually(lambda: "lock:cart" in lines and lines["lock:cart"].offer, "the first in line sleeps")
 
+    async def given_to(self, waiter: "asyncio.Task[LockHandle]") -> "asyncio.Task[None]":
+        """The release, in the moment when `waiter`, the first in line, has it and did not run yet."""
+        offer = self.client.queues.lines["lock:cart"].offer
+        assert offer is not None
+        release = asyncio.create_task(self.held.release())
+        while offer.lease is None:
+            await asyncio.sleep(0)
+        assert not waiter.done()
+        return release
+
     async def settled(self) -> None:
         """Nothing goes on in the background."""
         await eventually(lambda: not self.client._background, "nothing is left to undo")
@@ -136,10 +146,11 @@ async def test_what_comes_when_nobody_waits_any_more_is_given_back(line: Line, c
 async def test_who_is_cancelled_in_the_moment_of_the_grant_gives_it_back(line: Line) -> None:
     for _ in range(5):
         waiter = await line.waits()
-        await line.held.release()  # the waiter has not run yet since then
+        release = await line.given_to(waiter)
         waiter.cancel()
         await asyncio.wait({waiter})
         assert waiter.cancelled()
+        await release
         await line.settled()
         assert await line.is_free()
         line.held = await line.lock.acquire()
@@ -149,10 +160,41 @@ async def test_the_next_in_line_goes_on_where_the_first_left_in_the_moment_of_th
     first = await line.waits()
     second = asyncio.create_task(line.lock.acquire())
     await eventually(lambda: len(line.client.queues.lines["lock:cart"].places) == 2, "two wait")
-    await line.held.release()
+    release = await line.given_to(first)
     first.cancel()
     assert (await asyncio.wait_for(second, 10)).valid
     assert first.cancelled()
+    await release
+
+
+async def test_who_gets_it_goes_on_before_who_gave_it_back(line: Line) -> None:
+    order: list[str] = []
+
+    async def take() -> None:
+        await line.lock.acquire()
+        order.append("taken")
+
+    waiter = asyncio.create_task(take())
+    await line.offered()
+    await line.held.release()
+    order.append("given back")
+    await waiter
+    assert order == ["taken", "given back"]
+
+
+async def test_a_release_that_is_cancelled_when_it_is_done_takes_nothing_from_the_next(line: Line) -> None:
+    waiter = await line.waits()
+    release = await line.given_to(waiter)
+    release.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await release
+    handle = await waiter
+    await line.held.release()  # nothing is left to do
+    assert line.held.released
+    await line.settled()
+    assert handle.valid
+    assert await line.lock.locked()
+    await handle.release()
 
 
 @pytest.mark.parametrize("fault", [refused, request_lost, reply_lost])

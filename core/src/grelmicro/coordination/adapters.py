@@ -10,8 +10,8 @@ from grelmicro.clock import Clock, sleep
 from grelmicro.coordination.identity import mint
 from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.protocols import LeaseBackend
+from grelmicro.coordination.queues import Queues
 from grelmicro.coordination.renewal import Renewer
-from grelmicro.coordination.wait import Queues
 from grelmicro.errors import GrelmicroError, OutcomeUnknownError, OutOfContextError
 from grelmicro.leases import InstantLeases, Lease, LeaseStore, PassingLeases, Scope, Waiter
 from grelmicro.leases.record import edit
@@ -264,6 +264,7 @@ class LockAdapter(LeaseAdapter):
             accepted = offer.end(passed)
         if passed is not None and not accepted:
             self.settle(passed)
+        await asyncio.sleep(0)  # who has it now goes on first
         return passed is not None
 
     async def _take_back(self, lease: Lease, offer: Offer) -> None:

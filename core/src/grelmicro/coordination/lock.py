@@ -2,7 +2,6 @@
 
 from asyncio import Task, current_task, get_running_loop
 from collections.abc import Coroutine
-from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
@@ -161,7 +160,7 @@ class Lock(LeasePrimitive[LockConfig]):
     async def _take_once(self, caller: "Task[Any] | None") -> LockHandle:
         owner = this_task()
         self._refuse_reentry(owner)
-        handle = await self._ask_once(self._source.find(), owner, f"{self._worker}:task:{mint()}")
+        handle = await self._ask_once(self._source.find(), owner, self._token("task"))
         return self._hand_over(handle, caller)
 
     async def _extend(self, caller: "Task[Any] | None") -> LockHandle:
@@ -176,23 +175,11 @@ class Lock(LeasePrimitive[LockConfig]):
     async def _acquire(self, backend: LockBackend, owner: Owner, context: str, timeout: float | None) -> LockHandle:
         """`acquire` for any owner; `context` says in the token whether that is a task or a thread."""
         self._refuse_reentry(owner)
-        token = f"{self._worker}:{context}:{mint()}"
         if timeout == 0:
-            return await self._ask_once(backend, owner, token, LockTimeoutError)
+            return await self._ask_once(backend, owner, self._token(context), LockTimeoutError)
         started_at = backend.clock.now()
-        wait = Wait(
-            partial(self._ask, backend, owner, token),
-            partial(self._offer, context),
-            partial(self._take_over, backend, owner),
-            LockHandle.give_back,
-            partial(backend.watch, self._key),
-            backend.clock,
-            self._config,
-            backend.notice,
-            f"lock '{self._name}'",
-        )
         try:
-            handle = await wait.run(backend.queues, self._key, timeout)
+            handle = await _LockWait(self, backend, owner, context).run(timeout)
         except CoordinationError as error:
             self._tell_refusal(error, backend.clock.now() - started_at)
             raise
@@ -200,16 +187,9 @@ class Lock(LeasePrimitive[LockConfig]):
             emit("waited", self._key, backend.clock.now() - started_at)
         return handle
 
-    def _offer(self, context: str, waiter: Waiter) -> Offer:
-        """What another of this process may pass on, under a token of its own: an attempt that fails makes that void."""
-        return Offer(f"{self._worker}:{context}:{mint()}", self._duration(), waiter)
-
-    def _take_over(self, backend: LockBackend, owner: Owner, offer: Offer, lease: Lease) -> LockHandle | None:
-        """The handle of what was passed on, if it is still good."""
-        if self._is_stale(backend, offer.sent_at, offer.ttl):
-            backend.settle(lease)
-            return None
-        return self._granted(backend, owner, lease, offer.sent_at, offer.ttl)
+    def _token(self, context: str) -> str:
+        """A new holder; `context` says whether that is a task or a thread."""
+        return f"{self._worker}:{context}:{mint()}"
 
     async def _is_held_by(self, owner: Owner, backend: LockBackend) -> bool:
         handle = self._held.get(owner)
@@ -217,6 +197,42 @@ class Lock(LeasePrimitive[LockConfig]):
             return False
         record = await backend.read(self._key)
         return record is not None and record.granted_to(handle.token)
+
+
+class _LockWait(Wait[LockHandle]):
+    """A task's or thread's wait for a lock."""
+
+    def __init__(self, lock: Lock, backend: LockBackend, owner: Owner, context: str) -> None:
+        super().__init__(backend, lock._key, lock._config)
+        self._lock = lock
+        self._locks = backend
+        self._owner = owner
+        self._context = context
+        self._token = lock._token(context)
+
+    @property
+    def title(self) -> str:
+        """See `Wait.title`."""
+        return f"lock '{self._lock.name}'"
+
+    def ask(self, waiting: bool) -> Coroutine[Any, Any, tuple[Lease, LockHandle | None]]:
+        """See `Wait.ask`."""
+        return self._lock._ask(self._locks, self._owner, self._token, waiting)
+
+    def offer(self, waiter: Waiter) -> Offer:
+        """See `Wait.offer`; under a token of its own, since an attempt that fails makes that void."""
+        return Offer(self._lock._token(self._context), self._lock._duration(), waiter)
+
+    def accept(self, offer: Offer, lease: Lease) -> LockHandle | None:
+        """See `Wait.accept`."""
+        if self._lock._is_stale(self._locks, offer.sent_at, offer.ttl):
+            self._locks.settle(lease)
+            return None
+        return self._lock._granted(self._locks, self._owner, lease, offer.sent_at, offer.ttl)
+
+    def undo(self, grant: LockHandle) -> None:
+        """See `Wait.undo`."""
+        grant.give_back()
 
 
 class ThreadLock(ThreadPrimitive[Lock]):
@@ -239,9 +255,8 @@ class ThreadLock(ThreadPrimitive[Lock]):
         """See `Lock.acquire_nowait`."""
         backend, owner = self._backend(), this_thread()
         self._lock._refuse_reentry(owner)
-        token = f"{self._lock.worker}:thread:{mint()}"
         loop = backend.get_loop()
-        work = self._lock._ask_once(backend, owner, token)
+        work = self._lock._ask_once(backend, owner, self._lock._token("thread"))
         return call(loop, work, undo=LockHandle.give_back).from_thread
 
     def extend(self) -> ThreadLockHandle:

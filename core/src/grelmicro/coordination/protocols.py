@@ -8,7 +8,7 @@ from typing import Protocol, Self, runtime_checkable
 
 from grelmicro.clock import Clock
 from grelmicro.coordination.renewal import Renewer
-from grelmicro.coordination.wait import Queues
+from grelmicro.coordination.wait import Waitable
 from grelmicro.leases import InstantLeases, Lease, Scope, Waiter
 
 
@@ -63,7 +63,7 @@ class LeaseBackend(Backend, Protocol):
 
 
 @runtime_checkable
-class LockBackend(LeaseBackend, Protocol):
+class LockBackend(LeaseBackend, Waitable, Protocol):
     """What `Lock` and `TaskLock` need."""
 
     def instant(self, running: asyncio.AbstractEventLoop) -> InstantLeases | None:
@@ -74,16 +74,8 @@ class LockBackend(LeaseBackend, Protocol):
         """
 
     @property
-    def queues(self) -> Queues:
-        """The lines of those who wait in this process."""
-
-    @property
     def renewer(self) -> Renewer:
         """What keeps leases alive."""
-
-    @property
-    def notice(self) -> float:
-        """Seconds until another process learns of a release."""
 
     async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
         """See `LeaseStore.renew_many`, also for what it raises."""
