@@ -19,7 +19,7 @@ from grelmicro.backends.postgres.url import COMMAND_TIMEOUT, OWN, Settings
 from grelmicro.backends.redis.server import RedisLimits
 from grelmicro.backends.redis.url import KNOWN, TLS, Address
 from grelmicro.coordination import Coordination
-from grelmicro.coordination.adapters import Provider
+from grelmicro.coordination.provider import Provider
 from grelmicro.providers.kubernetes import KubernetesProvider
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.providers.postgres import PostgresProvider

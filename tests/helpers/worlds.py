@@ -13,8 +13,9 @@ import pytest
 from grelmicro.backends.memory import MemoryStore
 from grelmicro.backends.sqlite import SQLiteStore
 from grelmicro.clock import SYSTEM_CLOCK, Clock
-from grelmicro.coordination.adapters import LockAdapter, Provider
+from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.coordination.component import PROVIDERS
+from grelmicro.coordination.provider import Provider
 from grelmicro.leases import LeaseStore
 from grelmicro.testing.clock import MovableClock
 from tests.helpers.stores import TroubledStore, UnorderedStore

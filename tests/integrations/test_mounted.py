@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from grelmicro import Grelmicro
 from grelmicro.backends.memory import MemoryStore
 from grelmicro.coordination import Coordination, LeaderElection, Lock, LockHandle
-from grelmicro.coordination.adapters import Provider
+from grelmicro.coordination.provider import Provider
 from grelmicro.errors import OutOfContextError
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.task import Tasks

@@ -39,7 +39,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.coordination.wait",
         "grelmicro.coordination.renewal",
     ),
-    ("grelmicro.coordination.adapters",),
+    ("grelmicro.coordination.adapters", "grelmicro.coordination.provider"),
     ("grelmicro.backends.*",),
     (
         "grelmicro.coordination.resolve",

@@ -6,13 +6,8 @@ from typing import Self
 
 from grelmicro.clock import Clock, Signal
 from grelmicro.config import check_seconds
-from grelmicro.coordination.adapters import (
-    LeaderElectionAdapter,
-    LeaseAdapter,
-    LockAdapter,
-    Provider,
-    ScheduleAdapter,
-)
+from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
+from grelmicro.coordination.provider import Provider
 from grelmicro.errors import SettingsValidationError
 from grelmicro.leases.lease import Lease, LeaseStore, SignalWaiter, Waiter
 from grelmicro.leases.retention import RETENTION, droppable

@@ -11,10 +11,10 @@ from typing import Any, Self, TypeVar, cast
 
 from grelmicro.config import check_namespace
 from grelmicro.context import bound
-from grelmicro.coordination.adapters import Provider, check
 from grelmicro.coordination.leaderelection import LeaderElection
 from grelmicro.coordination.lock import Lock
 from grelmicro.coordination.protocols import Backend, LeaderElectionBackend, LockBackend, ScheduleBackend
+from grelmicro.coordination.provider import Provider, check
 from grelmicro.coordination.tasklock import TaskLock
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.leases import LeaseStore, Scope

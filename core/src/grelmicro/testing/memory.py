@@ -9,8 +9,9 @@ from typing import TypeVar
 from grelmicro import Grelmicro
 from grelmicro.clock import SYSTEM_CLOCK, Clock
 from grelmicro.coordination import Coordination
-from grelmicro.coordination.adapters import LeaseAdapter, Provider
+from grelmicro.coordination.adapters import LeaseAdapter
 from grelmicro.coordination.identity import forget_this_call
+from grelmicro.coordination.provider import Provider
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.leases import LeaseStore
 from grelmicro.lifecycle import Resource

@@ -7,13 +7,8 @@ from grelmicro.backends.kubernetes.cluster import Cluster
 from grelmicro.backends.kubernetes.store import KubernetesStore
 from grelmicro.backends.kubernetes.url import parse
 from grelmicro.clock import Clock
-from grelmicro.coordination.adapters import (
-    LeaderElectionAdapter,
-    LeaseAdapter,
-    LockAdapter,
-    Provider,
-    ScheduleAdapter,
-)
+from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
+from grelmicro.coordination.provider import Provider
 
 
 class KubernetesProvider(Provider):

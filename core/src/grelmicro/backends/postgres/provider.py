@@ -6,13 +6,8 @@ from grelmicro.backends.postgres.library import Pool
 from grelmicro.backends.postgres.store import PostgresStore
 from grelmicro.backends.postgres.url import SCHEMA
 from grelmicro.clock import Clock
-from grelmicro.coordination.adapters import (
-    LeaderElectionAdapter,
-    LeaseAdapter,
-    LockAdapter,
-    Provider,
-    ScheduleAdapter,
-)
+from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
+from grelmicro.coordination.provider import Provider
 from grelmicro.leases.retention import RETENTION
 
 

@@ -5,13 +5,8 @@ from typing import Self
 from grelmicro.backends.redis.server import RedisServer
 from grelmicro.backends.redis.store import RedisStore
 from grelmicro.clock import Clock
-from grelmicro.coordination.adapters import (
-    LeaderElectionAdapter,
-    LeaseAdapter,
-    LockAdapter,
-    Provider,
-    ScheduleAdapter,
-)
+from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
+from grelmicro.coordination.provider import Provider
 from grelmicro.leases.retention import RETENTION
 
 

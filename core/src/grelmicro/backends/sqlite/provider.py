@@ -6,13 +6,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from grelmicro.backends.sqlite.store import SQLiteStore
 from grelmicro.clock import Clock
-from grelmicro.coordination.adapters import (
-    LeaderElectionAdapter,
-    LeaseAdapter,
-    LockAdapter,
-    Provider,
-    ScheduleAdapter,
-)
+from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
+from grelmicro.coordination.provider import Provider
 from grelmicro.errors import SettingsValidationError
 from grelmicro.leases.retention import RETENTION
 

@@ -1,0 +1,76 @@
+"""What gives all backends of one store."""
+
+from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter, ScheduleAdapter
+from grelmicro.coordination.identity import mint
+from grelmicro.coordination.protocols import LeaseBackend
+from grelmicro.leases import LeaseStore
+from grelmicro.lifecycle import Resource
+
+CHECK_LEASE = 5.0
+"""Seconds for which a health probe takes its lease, which it gives back at once."""
+
+
+class Provider(Resource):
+    """One store, and the backends that use it. Open it, or let an app or a `Coordination` open it.
+
+    Args:
+        store: where the leases are.
+        url: the store's address without secrets.
+    """
+
+    def __init__(self, store: LeaseStore, *, url: str = "") -> None:
+        self.store = store
+        self.safe_url = url or f"{type(store).__name__}://"
+        self._lock: LockAdapter | None = None
+        self._election: LeaderElectionAdapter | None = None
+        self._schedule: ScheduleAdapter | None = None
+
+    def lock(self) -> LockAdapter:
+        """The backend of locks."""
+        self._lock = self._lock or LockAdapter(self.store)
+        return self._lock
+
+    def leaderelection(self) -> LeaderElectionAdapter:
+        """The backend of elections."""
+        self._election = self._election or LeaderElectionAdapter(self.store)
+        return self._election
+
+    def schedule(self) -> ScheduleAdapter:
+        """The backend of schedules."""
+        self._schedule = self._schedule or ScheduleAdapter(self.store)
+        return self._schedule
+
+    def move_to(self, store: LeaseStore) -> None:
+        """Have the leases in `store` from now on, with the backends that were given. None of them may be open."""
+        self.store = store
+        for backend in (self._lock, self._election, self._schedule):
+            if backend is not None:
+                backend.move_to(store)
+
+    async def check(self) -> None:
+        """Take a lease and give it back; for health probes. That another probe has it at that moment is well, too.
+
+        Raises:
+            CoordinationBackendError: the store does not answer, or takes no writes.
+        """
+        async with self.lock() as backend:
+            await check(backend)
+
+    async def open(self) -> None:
+        """Open the store."""
+        await self.store.__aenter__()
+
+    async def close(self) -> None:
+        """Close the store, once its backends are closed too."""
+        await self.store.__aexit__(None, None, None)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.safe_url!r})"
+
+
+async def check(backend: LeaseBackend) -> None:
+    """`Provider.check` of an open backend."""
+    holder = f"check:{mint()}"
+    lease = await backend.acquire("lock:grelmicro-check", holder, CHECK_LEASE)
+    if lease.granted_to(holder):
+        await backend.release(lease)
