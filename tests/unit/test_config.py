@@ -1,11 +1,13 @@
 """Settings come from the keyword, then from the environment, then from the default, and break no rule."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from grelmicro.config import Reconfigurable
-from grelmicro.coordination import Coordination, Lock, LockConfig, TaskLock, TaskLockConfig
+from grelmicro.config import Reconfigurable, WorkerConfig
+from grelmicro.coordination import Coordination, LeaderElection, Lock, LockConfig, TaskLock, TaskLockConfig
 from grelmicro.errors import SettingsValidationError
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.testing.clock import MovableClock
@@ -139,6 +141,14 @@ def test_ready_settings_read_no_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert Lock.from_config("cart", LockConfig(), backend=backend).given_backend is backend
     with pytest.raises(SettingsValidationError, match="Lock: name is empty"):
         Lock.from_config("", LockConfig())
+
+
+@pytest.mark.parametrize("config", [None, {"lease_duration": 3}, WorkerConfig()])
+@pytest.mark.parametrize("kind", [Lock, TaskLock, LeaderElection])
+def test_ready_settings_of_another_kind_are_refused(kind: Any, config: object) -> None:
+    given = type(config).__name__
+    with pytest.raises(SettingsValidationError, match=rf"takes a {kind.__name__}Config, not a {given}: build one"):
+        kind.from_config("cart", config)
 
 
 def test_settings_compose_in_an_applications_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """A handle is a held lease: its deadline is on the safe side, it tells the truth, and never takes anything again."""
 
 import asyncio
+from typing import Any, cast
 
 import pytest
 
@@ -13,9 +14,11 @@ from grelmicro.coordination import (
     WouldBlockError,
 )
 from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.coordination.primitive import SHORTEST_CYCLE
 from grelmicro.errors import OutOfContextError
+from grelmicro.leases import Lease
 from grelmicro.testing.clock import MovableClock
-from tests.helpers.stores import Gate, late
+from tests.helpers.stores import Gate, TroubledStore, late
 from tests.helpers.worlds import World, eventually
 
 LONG = 3600.0
@@ -102,6 +105,32 @@ async def test_a_grant_older_than_the_lease_is_asked_for_again_at_once(world: Wo
             await asyncio.sleep(0.01)
             await clock.advance(0.01)
         assert (await asyncio.wait_for(asking, 5)).valid
+
+
+class LateStore(TroubledStore):
+    """Each answer to an acquire comes when the lease has run out."""
+
+    async def acquire(self, *args: Any, **options: Any) -> Lease:
+        lease = await super().acquire(*args, **options)
+        await cast(MovableClock, self.clock).advance(0.03)
+        return lease
+
+
+async def test_who_waits_while_every_answer_is_older_than_the_lease_asks_now_and_then(
+    world: World, clock: MovableClock
+) -> None:
+    store = LateStore(world.troubled().inner)
+    async with LockAdapter(store) as client:
+        asking = asyncio.create_task(Lock("cart", backend=client, lease_duration=0.02).acquire())
+        await eventually(lambda: store.calls["acquire"] >= 2, "it is asked")
+        began, before = clock.now(), store.calls["acquire"]
+
+        while store.calls["acquire"] < before + 10:
+            await clock.advance(0.01)
+            await asyncio.sleep(0.001)
+        assert clock.now() - began > 9 * SHORTEST_CYCLE
+        asking.cancel()
+        await asyncio.wait({asking})
 
 
 async def test_one_try_whose_answer_is_older_than_the_lease_is_not_called_busy(

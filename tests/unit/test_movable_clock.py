@@ -302,3 +302,14 @@ def test_the_wall_clock_is_set_by_a_number(wrong: Any) -> None:
     with pytest.raises(SettingsValidationError, match=r"shift_wall\(\): seconds should be a finite number"):
         clock.shift_wall(wrong)
     assert clock.wall() == 1_000.0
+
+
+async def test_time_goes_back_for_nobody_when_two_let_it_pass(clock: MovableClock) -> None:
+    begun = clock.now()
+
+    async def long_work() -> None:
+        await clock.advance(50)
+
+    clock.call_later(1, lambda: asyncio.ensure_future(long_work()))
+    await clock.advance(2)
+    assert clock.now() == begun + 51

@@ -15,6 +15,9 @@ from grelmicro.errors import SettingsValidationError
 LONGEST = 10 * 366 * 24 * 3600.0
 """Ten years: the longest duration that is accepted, in seconds."""
 
+SHORTEST_INTERVAL = 0.001
+"""The shortest pause between things that are repeated, in seconds."""
+
 
 def _number(value: object) -> object:
     if isinstance(value, bool):
@@ -38,7 +41,7 @@ Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, le=LONGEST, all
 Ratio = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1, allow_inf_nan=False)]
 """A share: 0 or more, less than 1."""
 
-Interval = Annotated[Seconds, Field(ge=0.001)]
+Interval = Annotated[Seconds, Field(ge=SHORTEST_INTERVAL)]
 """A pause in seconds: at least a millisecond."""
 
 
@@ -222,8 +225,14 @@ def check_namespace(namespace: str, *, setting: str = "namespace") -> str:
     )
 
 
-def check_seconds(setting: str, value: object, *, zero: bool = False) -> float:
+def check_seconds(setting: str, value: object, *, zero: bool = False, least: float = 0.0) -> float:
     """`value` as seconds: a finite number above 0 (or 0 itself, where `zero` says so), at most ten years.
+
+    Args:
+        setting: what it is called in the error.
+        value: what to check.
+        zero: whether 0 is accepted.
+        least: the least that is accepted, where that is more than 0.
 
     Raises:
         SettingsValidationError: it is not.
@@ -231,14 +240,27 @@ def check_seconds(setting: str, value: object, *, zero: bool = False) -> float:
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and (0 < value <= LONGEST or (zero and value == 0))
+        and ((value > 0 and least <= value <= LONGEST) or (zero and value == 0))
     ):
         return float(value)
-    least = "0 or more" if zero else "more than 0"
+    lowest = "0 or more" if zero else f"{least:g} or more" if least else "more than 0"
     raise SettingsValidationError(
-        f"{setting} should be a number of seconds, {least} and at most ten years: "
-        f"give it as int or float, such as {setting}=5"
+        f"{setting} should be a number of seconds, {lowest} and at most ten years: give it as int or float, such as 5"
     )
+
+
+def check_config(config: C, kind: type[C]) -> C:
+    """`config` as a `from_config` takes it; only its class is looked at.
+
+    Raises:
+        SettingsValidationError: it is no `kind`.
+    """
+    if not isinstance(config, kind):
+        raise SettingsValidationError(
+            f"from_config() takes a {kind.__name__}, not a {type(config).__name__}: build one, or give the settings "
+            "to the class itself, as keywords"
+        )
+    return config
 
 
 class Reconfigurable(Generic[C]):

@@ -10,7 +10,13 @@ from grelmicro.coordination.hold import Hold
 from grelmicro.coordination.identity import NOBODY, Owner
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
-from grelmicro.errors import GrelmicroError, LockLostError, LockNotOwnedError, OutOfContextError
+from grelmicro.errors import (
+    GrelmicroError,
+    LockLostError,
+    LockNotOwnedError,
+    LockReentrantError,
+    OutOfContextError,
+)
 from grelmicro.events import emit, listeners
 from grelmicro.leases import Lease
 
@@ -37,6 +43,25 @@ class LockHandle(Hold):
         Hold.__init__(self, name, lease, backend, sent_at, duration)
         self.owner = owner
         self._holdings = holdings
+
+    _guards_block = False
+
+    def guard_block(self) -> None:
+        """A block began whose end gives it back."""
+        self._guards_block = True
+
+    def check_for_block(self) -> None:
+        """See that a block can begin under it, and that no other one is open, whose end would give it back.
+
+        Raises:
+            LockNotOwnedError: it is lost or released.
+            LockReentrantError: it guards a block already.
+        """
+        self._check_held("used to guard a block")
+        if self._guards_block:
+            raise LockReentrantError(
+                f"lock '{self._name}' guards a block already, whose end gives it back: do not enter its handle again"
+            )
 
     def renew_automatically(self) -> None:
         """Have it renewed until it is released, lost, dropped by everybody or held for `max_hold` seconds."""
@@ -165,7 +190,14 @@ class LockHandle(Hold):
             await self.release()
 
     async def __aenter__(self) -> "LockHandle":
-        """Hold it for a block: `async with await lock.acquire(timeout=2) as held`."""
+        """Hold it for a block: `async with await lock.acquire(timeout=2) as held`.
+
+        Raises:
+            LockNotOwnedError: it is lost or released.
+            LockReentrantError: it guards a block already.
+        """
+        self.check_for_block()
+        self.guard_block()
         self.interrupt_current_task()
         return self
 
@@ -276,7 +308,9 @@ class ThreadLockHandle:
             call(loop, self._handle.leave(error, end), finish=True)
 
     def __enter__(self) -> "ThreadLockHandle":
-        """Hold it for a block: `with lock.from_thread.acquire(timeout=2) as held`."""
+        """Hold it for a block: `with lock.from_thread.acquire(timeout=2) as held`; raises what `LockHandle`'s does."""
+        self._handle.check_for_block()
+        self._handle.guard_block()
         return self
 
     def __exit__(

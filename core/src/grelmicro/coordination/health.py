@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Literal
 
 from grelmicro.clock import SYSTEM_CLOCK, Clock, TimeLimit, sleep
-from grelmicro.config import check_seconds
+from grelmicro.config import SHORTEST_INTERVAL, check_seconds
 from grelmicro.coordination.component import Coordination
 from grelmicro.coordination.leaderelection import LeaderElection
 from grelmicro.coordination.outage import Outage
@@ -75,7 +75,7 @@ class HealthCheck(Resource):
     Args:
         coordination: whose stores; a look is `Coordination.check`, and is given up after `interval`.
         leaders: elections that this process has to take part in.
-        interval: seconds between two looks; after one that failed, at most one second.
+        interval: seconds between two looks, a millisecond at least; after one that failed, at most one second.
         stale_after: seconds after which the last look counts no more; None: three times `interval`, the least that
             leaves time for a slow answer. An election counts no more after that, or later, by its own settings.
         clock: the time of looks; tests move it.
@@ -95,7 +95,7 @@ class HealthCheck(Resource):
         stale_after: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self.interval = check_seconds("HealthCheck interval", interval)
+        self.interval = check_seconds("HealthCheck interval", interval, least=SHORTEST_INTERVAL)
         longest = 3 * interval if stale_after is None else stale_after
         self.stale_after = check_seconds("HealthCheck stale_after", longest)
         if self.stale_after < 3 * self.interval:

@@ -12,7 +12,7 @@ from pydantic import model_validator
 
 from grelmicro import lifecycle
 from grelmicro.clock import sleep
-from grelmicro.config import Interval, Ratio, Reconfigurable, Seconds, WorkerConfig, build, check_name
+from grelmicro.config import Interval, Ratio, Reconfigurable, Seconds, WorkerConfig, build, check_config, check_name
 from grelmicro.coordination.campaign import Campaign
 from grelmicro.coordination.identity import worker_name
 from grelmicro.coordination.outage import Outage
@@ -133,8 +133,13 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         backend: LeaderElectionBackend | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Self:
-        """An election with ready settings: no environment is read."""
+        """An election with ready settings: no environment is read, and nothing is checked again.
+
+        Raises:
+            SettingsValidationError: `config` is of another class, or the name or the metadata break a rule.
+        """
         election = cls.__new__(cls)
+        config = check_config(config, LeaderElectionConfig)
         election._set_up(check_name("LeaderElection", name), config, backend, metadata)
         return election
 

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, Self
 from uuid import UUID
 
-from grelmicro.config import Interval, Ratio, build, check_name, check_seconds
+from grelmicro.config import Interval, Ratio, build, check_config, check_name, check_seconds
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, calling_task, mint, this_task, this_thread
 from grelmicro.coordination.passing import Offer
@@ -78,9 +78,13 @@ class Lock(LeasePrimitive[LockConfig]):
 
     @classmethod
     def from_config(cls, name: str, config: LockConfig, *, backend: LockBackend | None = None) -> Self:
-        """A lock with ready settings: nothing is checked again and no environment is read."""
+        """A lock with ready settings: no environment is read, and nothing is checked again.
+
+        Raises:
+            SettingsValidationError: `config` is of another class, or the name breaks a rule.
+        """
         lock = cls.__new__(cls)
-        LeasePrimitive.__init__(lock, name, config, backend)
+        LeasePrimitive.__init__(lock, name, check_config(config, LockConfig), backend)
         return lock
 
     # The holder is the task that calls a method, also where another one then awaits what the call returned: as

@@ -93,6 +93,16 @@ class MultiLockHandle:
         for handle in self._leases:
             handle.leave_owner()
 
+    def guard_block(self) -> None:
+        """A block began whose end gives them back."""
+        for handle in self._leases:
+            handle.guard_block()
+
+    def check_for_block(self) -> None:
+        """See `LockHandle.check_for_block`."""
+        for handle in self._leases:
+            handle.check_for_block()
+
     def interrupt_current_task(self) -> None:
         """Cancel the running task when one that is renewed is lost, until `stop_interrupting`."""
         task = asyncio.current_task()
@@ -158,7 +168,14 @@ class MultiLockHandle:
         return held
 
     async def __aenter__(self) -> "MultiLockHandle":
-        """Hold them for a block: `async with await multi.acquire(timeout=2) as held`."""
+        """Hold them for a block: `async with await multi.acquire(timeout=2) as held`.
+
+        Raises:
+            LockNotOwnedError: one is lost or released.
+            LockReentrantError: one guards a block already.
+        """
+        self.check_for_block()
+        self.guard_block()
         self.interrupt_current_task()
         return self
 
@@ -213,7 +230,11 @@ class ThreadMultiLockHandle:
         call(self._loop(), self._held.release(), finish=True)
 
     def __enter__(self) -> "ThreadMultiLockHandle":
-        """Hold them for a block: `with multi.from_thread.acquire(timeout=2) as held`."""
+        """Hold them for a block: `with multi.from_thread.acquire(timeout=2) as held`; see `MultiLockHandle` for what
+        it raises.
+        """
+        self._held.check_for_block()
+        self._held.guard_block()
         return self
 
     def __exit__(

@@ -76,6 +76,7 @@ class MultiLock:
     async def __aenter__(self) -> MultiLockHandle:
         held = await self._take(None, None)
         self._blocks.append(held)
+        held.guard_block()
         held.interrupt_current_task()
         return held
 
@@ -145,6 +146,7 @@ class ThreadMultiLock:
     def __enter__(self) -> ThreadMultiLockHandle:
         held = self.acquire()
         self._blocks.append(held._held)
+        held._held.guard_block()
         return held
 
     def __exit__(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from grelmicro.clock import DRIFT
+from grelmicro.clock import DRIFT, sleep
 from grelmicro.config import Reconfigurable, Seconds, WorkerConfig, check_name
 from grelmicro.coordination.blocks import Blocks
 from grelmicro.coordination.handle import Holdings, LockHandle, ThreadLockHandle
@@ -26,6 +26,9 @@ from grelmicro.events import emit, listeners
 from grelmicro.leases import InstantLeases, Lease
 
 logger = logging.getLogger("grelmicro.coordination")
+
+SHORTEST_CYCLE = 0.1
+"""Seconds between two grants that come too late, at least: a lease that is shorter than the way to the store."""
 
 SWEEP_FROM = 64
 """Owners in one primitive from which on those that ended without a release are looked for."""
@@ -122,6 +125,8 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
             return lease, None
         if self._is_stale(backend, sent_at, duration):
             await backend.release(lease)
+            if waiting and duration < SHORTEST_CYCLE:
+                await sleep(backend.clock, SHORTEST_CYCLE - duration)
             return replace(lease, expires_at=lease.now), None
         return lease, self._granted(backend, owner, lease, sent_at, duration)
 
@@ -222,6 +227,7 @@ class LeasePrimitive(Reconfigurable[C], Generic[C]):
     def _enter(self, handle: LockHandle) -> LockHandle:
         """Begin a block of a task."""
         self._blocks.append(handle)
+        handle.guard_block()
         handle.interrupt_current_task()
         return handle
 
@@ -268,6 +274,7 @@ class ThreadPrimitive(Generic[P]):
     def _enter(self, held: ThreadLockHandle) -> ThreadLockHandle:
         """Begin a block."""
         self._blocks.append(held._handle)
+        held._handle.guard_block()
         return held
 
     def __exit__(

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import model_validator
 
-from grelmicro.config import Seconds, build, check_name
+from grelmicro.config import Seconds, build, check_config, check_name
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, calling_task, mint, this_task, this_thread
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
@@ -87,9 +87,13 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
 
     @classmethod
     def from_config(cls, name: str, config: TaskLockConfig, *, backend: LockBackend | None = None) -> Self:
-        """A task lock with ready settings: nothing is checked again and no environment is read."""
+        """A task lock with ready settings: no environment is read, and nothing is checked again.
+
+        Raises:
+            SettingsValidationError: `config` is of another class, or the name breaks a rule.
+        """
         lock = cls.__new__(cls)
-        LeasePrimitive.__init__(lock, name, config, backend)
+        LeasePrimitive.__init__(lock, name, check_config(config, TaskLockConfig), backend)
         return lock
 
     async def reconfigure(self, config: TaskLockConfig) -> None:

@@ -83,7 +83,7 @@ class MovableClock:
             self._now = max(self._now, timer.when)
             timer.fire()
             await _settle()
-        self._now = target
+        self._now = max(self._now, target)  # another task may let time pass as well
         await _settle()
 
     @property
