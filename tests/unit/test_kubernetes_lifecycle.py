@@ -195,6 +195,30 @@ else:
     assert len(api.connections) == 3 + 3 * 3, "three of the parent and of each child"
 
 
+async def test_a_fork_that_ends_the_loop_leaves_the_connections_to_its_parent(config: Path, api: ApiServer) -> None:
+    code = """
+async def main():
+    requests = Requests(cluster)
+    await requests.open()
+    await use(requests)
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            sys.exit(0)
+        # It closes the loop, and with it, as asyncio does it, what tells the parent's loop of threads.
+        while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            await asyncio.sleep(0.01)
+        assert ended == (child, 0)
+        await use(requests)
+    print("parent", flush=True)
+    os._exit(0)
+
+asyncio.run(main())
+"""
+    assert await run(code, config) == "parent\n"
+    assert len(api.connections) == 3
+
+
 async def test_closing_does_not_wait_for_a_server_that_hangs(
     config: Path, api: ApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,12 +86,14 @@ class Hints:
         feed: the connection; nothing else uses it.
         clock: the time of pauses and limits.
         title: whose hints, for the log.
+        silence: what may be wrong where none of its messages come, for the log.
         lazy: connect only when somebody waits, where a connection costs the server much.
     """
 
-    def __init__(self, feed: Feed, clock: Clock, *, title: str, lazy: bool = False) -> None:
+    def __init__(self, feed: Feed, clock: Clock, *, title: str, silence: str = "", lazy: bool = False) -> None:
         self._feed = feed
         self._clock = clock
+        self._silence = f"a message to itself did not come within {ANSWER_LIMIT:g} s{silence and ': '}{silence}"
         self._lazy = lazy
         self._outage = Outage(f"{title}: waking waiters at once (they poll meanwhile)", logger)
         self._topics: dict[str, _Topic] = {}
@@ -230,7 +232,7 @@ class Hints:
         try:
             await self._feed.send(self._own)
             if not await expect(echo, self._clock, ANSWER_LIMIT):
-                raise BackendUnavailableError(f"a message to itself did not come within {ANSWER_LIMIT:g} s")
+                raise BackendUnavailableError(self._silence)
         finally:
             self._echo.unsubscribe(echo)
         self._tested_at = self._clock.now()

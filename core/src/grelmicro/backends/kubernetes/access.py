@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ssl import SSLError
 from typing import Any
 
+from grelmicro import lifecycle
 from grelmicro.backends.kubernetes.channel import Channel, check_addresses, fingerprint
 from grelmicro.backends.kubernetes.credentials import Source
 from grelmicro.backends.kubernetes.library import Configuration
@@ -49,6 +50,7 @@ class Access:
         self._source = source
         self._limit = limit
         self._loop = asyncio.get_running_loop()
+        self._generation = lifecycle.generation
         self._now: Loaded | None = None
         self._headers: dict[str, str] = {}
         self._read_at = self._renewed_at = -AGAIN - FRESH
@@ -187,6 +189,8 @@ class Access:
         try:
             await self._loop.create_future()
         except asyncio.CancelledError:
+            if self._generation is not lifecycle.generation:
+                return  # a forked child ends the loop; the connections are its parent's
             self._ends = not self._closing
             background = list(self._background)
             for task in background:

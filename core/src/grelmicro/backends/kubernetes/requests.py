@@ -1,14 +1,13 @@
 """Requests on Lease objects: each within its time, each sent once, and each failure told as what it means."""
 
 import json
-import os
 from collections.abc import AsyncGenerator, Callable, Mapping
-from ctypes import py_object, pythonapi
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
 from grelmicro import lifecycle
+from grelmicro.backends import inherited
 from grelmicro.backends.kubernetes.access import Access, reason
 from grelmicro.backends.kubernetes.cluster import DEFAULT_NAMESPACE, Cluster
 from grelmicro.backends.kubernetes.errors import ForbiddenError, Gone, meaning
@@ -22,23 +21,6 @@ from grelmicro.errors import (
 )
 
 __all__ = ["Answer", "ForbiddenError", "Gone", "Requests"]
-
-_alive: set[Access] = set()
-"""What is open in this process, or was in its parent when it was forked."""
-
-
-def _leave_to_the_parent() -> None:
-    """In a forked child: never clean up after the connections of the parent, not even at the end of the interpreter.
-
-    That would end them for the parent, too: it sends what ends an encrypted connection, and takes sockets off the list
-    of those that the parent's event loop listens to, which both processes share.
-    """
-    for access in _alive:
-        pythonapi.Py_IncRef(py_object(access))
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 WATCHING = 300
 """Seconds after which the API server ends a watch, so that one whose connection died in silence is noticed."""
@@ -85,7 +67,7 @@ class Requests:
         """
         source = self.cluster.source()
         access = self._access = Access(source, self.limit)
-        _alive.add(access)
+        inherited.opened(access)
         self._generation = lifecycle.generation
         try:
             await access.open()
@@ -108,13 +90,13 @@ class Requests:
             try:
                 await access.close()
             finally:
-                _alive.discard(access)
+                inherited.closed(access)
 
     def abandon(self) -> None:
         """Forget the connections of an event loop that is gone; those of a parent process are not touched."""
         access, self._access, self._exchange = self._access, None, None
         if access is not None and self._generation is lifecycle.generation:
-            _alive.discard(access)
+            inherited.closed(access)
 
     async def read(self, name: str, what: str, *, urgent: bool = False) -> Answer:
         """GET the object of a name: 200 or 404.

@@ -1,6 +1,7 @@
 """What an error of PostgreSQL means: whether something may have happened, why, and what to do."""
 
 from collections.abc import Mapping
+from ssl import SSLError
 
 from grelmicro.backends.postgres.library import DataError, InterfaceError, InvalidCachedStatementError, PostgresError
 from grelmicro.errors import BackendUnavailableError
@@ -39,6 +40,9 @@ NO_STATEMENT = frozenset(("26000", "42P05"))
 
 QUEUE_FULL = "54000"
 """A message cannot be sent, and so the transaction that sends it fails."""
+
+NO_TLS = "rejected SSL upgrade"
+"""What asyncpg says where a server that should encrypt does not; there is no class for it."""
 
 LONGEST_TEXT = 200
 """Characters of a server's own words that are passed on."""
@@ -82,6 +86,11 @@ def reason(error: BaseException) -> str:
         return f"it answered: {str(error.args[0] if error.args else code(error))[:LONGEST_TEXT]}"
     if isinstance(error, InterfaceError):
         return f"asyncpg refuses: {str(error.args[0] if error.args else '')[:LONGEST_TEXT]}"
+    if isinstance(error, SSLError):
+        told = getattr(error, "verify_message", "") or error.reason or type(error).__name__
+        return f"an encrypted connection fails ({told}): check sslmode, sslrootcert and the host in its certificate"
+    if isinstance(error, ConnectionError) and NO_TLS in str(error):
+        return "it takes no encrypted connections: turn ssl on there, or give sslmode=prefer"
     if isinstance(error, TimeoutError):
         return "it does not answer: check host, port and network, or raise command_timeout"
     return f"it cannot be reached ({type(error).__name__}): check host and port, and whether it runs"

@@ -19,7 +19,7 @@ logger = logging.getLogger("grelmicro.coordination")
 
 
 class Session(Connection):
-    """A connection that a forked process cannot end for its parent by forgetting it."""
+    """A connection that a forked process cannot end for its parent."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -29,6 +29,11 @@ class Session(Connection):
     def is_inherited(self) -> bool:
         """Whether it belongs to the process that this one was forked from."""
         return self._born_in is not lifecycle.generation
+
+    def terminate(self) -> None:
+        """End it, unless it is the parent's."""
+        if not self.is_inherited:
+            super().terminate()
 
     def __del__(self) -> None:
         if not self.is_inherited:
@@ -81,8 +86,6 @@ class Server:
 
 def forget(connection: Connection) -> None:
     """Give up a connection whose event loop is gone; one of the parent process is left as it is."""
-    if isinstance(connection, Session) and connection.is_inherited:
-        return
     with suppress(RuntimeError):  # the loop is closed; the server was told before
         connection.terminate()
 

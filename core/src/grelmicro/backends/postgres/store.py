@@ -8,6 +8,8 @@ from contextvars import Context
 from random import random
 from typing import NamedTuple
 
+from grelmicro import lifecycle
+from grelmicro.backends import inherited
 from grelmicro.backends.hints import Hints
 from grelmicro.backends.postgres.borrowed import BorrowedConnections
 from grelmicro.backends.postgres.connections import OwnConnections, Requests
@@ -42,8 +44,8 @@ SWEEP_PAUSE = 1.0
 LAST_LIMIT = 1.0
 """Seconds for which closing tries to vacate what expired."""
 
-TITLE = "PostgreSQL (behind a pooler, listen_url= has to lead to the server itself)"
-"""Whose hints are in trouble, in the log: a pooler in transaction mode passes no messages on."""
+SILENCE = "behind a pooler, listen_url= has to lead to the server itself"
+"""What may be wrong where no messages come: a pooler in transaction mode passes none on."""
 
 
 class _Open(NamedTuple):
@@ -135,6 +137,7 @@ class PostgresStore(LeaseStore):
             BackendUnavailableError: the server does not answer, or takes no writes.
         """
         opened = self._make()
+        inherited.opened(opened)
         try:
             await opened.table.open(self._schema, create=self._create)
             if opened.hints is not None:
@@ -168,10 +171,11 @@ class PostgresStore(LeaseStore):
             await outlast(asyncio.ensure_future(_close(opened)))
 
     def abandon(self) -> None:
-        """Forget the connections and waiters of a loop that is gone, or of the parent process."""
+        """Forget the connections and waiters of a loop that is gone; those of a parent process are not touched."""
         opened, self._opened = self._opened, None
         self._sweeper = None
-        if opened is not None:
+        if opened is not None and self._generation is lifecycle.generation:
+            inherited.closed(opened)
             for connections in opened.connections:
                 connections.abandon()
             if opened.hints is not None:
@@ -265,7 +269,8 @@ class PostgresStore(LeaseStore):
             renewals = OwnConnections(server, RENEWAL_CONNECTIONS, "renewals")
         hints = None
         if listen is not None:
-            hints = Hints(PostgresFeed(listen, requests, self._statements), self.clock, title=TITLE)
+            feed = PostgresFeed(listen, requests, self._statements)
+            hints = Hints(feed, self.clock, title="PostgreSQL", silence=SILENCE)
         table = Table(self._statements, self.namespace, requests, renewals, self.clock, self._limit)
         return _Open(table, (requests, renewals), hints)
 
@@ -306,3 +311,4 @@ async def _close(opened: _Open) -> None:
             await opened.hints.close()
     finally:
         await asyncio.gather(*(connections.close() for connections in opened.connections))
+        inherited.closed(opened)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from grelmicro import lifecycle
 from grelmicro.backends.redis.errors import ELSEWHERE, code, reason
 from grelmicro.backends.redis.library import (
     AbstractConnection,
@@ -36,6 +37,7 @@ class Connections:
     def __init__(self, server: RedisServer) -> None:
         self.server = server
         self._limit = server.limits.command_timeout
+        self._generation = lifecycle.generation
         self._idle: list[AbstractConnection] = []  # the one that was used last is the last
         self._in_use: set[AbstractConnection] = set()
         self._places = asyncio.Semaphore(server.limits.max_connections)
@@ -120,8 +122,7 @@ class Connections:
                 await connect(connection)
             yield connection
         finally:
-            self._in_use.discard(connection)
-            await disconnect(connection)
+            self._drop([connection])
 
     def _place(self, urgent: bool) -> asyncio.Semaphore:
         """What limits the requests of this kind; an urgent one uses whatever is free."""
@@ -157,6 +158,8 @@ class Connections:
             self._idle = []
 
     def _drop(self, connections: Iterable[AbstractConnection]) -> None:
+        if self._is_inherited:
+            return
         for connection in connections:
             self._in_use.discard(connection)
             self._in_background(disconnect(connection))
@@ -190,11 +193,18 @@ class Connections:
         try:
             await asyncio.get_running_loop().create_future()
         except asyncio.CancelledError:
+            if self._is_inherited:
+                return
             self._closed = True
             self._drop([*self._idle, *self._in_use])
             self._idle.clear()
             while self._background:
                 await asyncio.wait(self._background)
+
+    @property
+    def _is_inherited(self) -> bool:
+        """Whether a forked child runs or throws away what its parent had begun: the connections are the parent's."""
+        return self._generation is not lifecycle.generation
 
     def _unsent(self, error: Exception, what: str, in_use: bool) -> CoordinationBackendError:
         if isinstance(error, TimeoutError) and in_use:

@@ -67,7 +67,7 @@ class RedisFeed(Feed):
 
     async def _next_message(self, connection: AbstractConnection, heard: Callable[[str], None]) -> None:
         try:
-            kind, channel, _ = await connection.read_response(disable_decoding=True)
+            kind, channel, _ = await connection.read_response(disable_decoding=True, disconnect_on_error=False)
         except ResponseError as error:  # the answer to a command, such as that of a user without the right to a channel
             if not self._unconfirmed:
                 raise

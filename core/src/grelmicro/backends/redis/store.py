@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from grelmicro import lifecycle
+from grelmicro.backends import inherited
 from grelmicro.backends.hints import Hints
 from grelmicro.backends.redis.connections import Connections
 from grelmicro.backends.redis.errors import reason
@@ -37,11 +38,6 @@ class _Open:
     table: Table
     hints: Hints
     releases: Releases
-
-
-_alive: set[_Open] = set()
-"""What is open in this process. A forked child never lets go of it: the connections are those of its parent, and what
-cleans up after a connection that is forgotten would reach into the parent's event loop."""
 
 
 class RedisStore(LeaseStore):
@@ -87,7 +83,7 @@ class RedisStore(LeaseStore):
         table = Table(connections, self.namespace, self.clock, self._retention)
         hints = Hints(RedisFeed(connections, table.prefix), self.clock, title=self.server.safe_url)
         opened = _Open(connections, table, hints, Releases(hints.send))
-        _alive.add(opened)
+        inherited.opened(opened)
         try:
             await self._look_around(opened)
             await hints.start()
@@ -107,7 +103,7 @@ class RedisStore(LeaseStore):
         opened, self._opened = self._opened, None
         if opened is not None and self._generation is lifecycle.generation:
             opened.hints.abandon()
-            _alive.discard(opened)
+            inherited.closed(opened)
 
     async def acquire(
         self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
@@ -196,4 +192,4 @@ async def _close(opened: _Open, *, tidy: bool = False) -> None:
         logger.debug("expired leases were left as they are: %s", error)
     finally:
         await opened.connections.close()
-        _alive.discard(opened)
+        inherited.closed(opened)

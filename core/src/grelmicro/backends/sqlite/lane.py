@@ -20,7 +20,11 @@ from grelmicro.errors import BackendUnavailableError, OutOfContextError
 logger = logging.getLogger("grelmicro.coordination")
 
 BUSY_TIMEOUT = 5.0
-"""Seconds for which an operation waits while other processes have the file locked, its time in the queue included."""
+"""Seconds for which an operation waits while other processes have the file locked, its time in the queue included.
+
+Also one that is to try once: processes lock the file for a moment with each write, so that not to wait for that would
+refuse locks that are free; and the refusal would be an error, which says nothing about the lock.
+"""
 
 LAST_PATIENCE = 1.0
 """Seconds for which closing waits for a locked file, to tidy it."""
