@@ -66,10 +66,10 @@ class Deployment(Program):
                     return answer
             assert time.monotonic() < until, f"{pid} does not answer"
 
-    def wait_said(self, text: str) -> None:
-        """Wait until the server or a worker has written a text."""
+    def wait_said(self, text: str, times: int = 1) -> None:
+        """Wait until the server and its workers have written a text, so many times."""
         until = time.monotonic() + PATIENCE
-        while text not in self.log:
+        while self.log.count(text) < times:
             assert time.monotonic() < until, f"not said: {text}"
             time.sleep(0.02)
 

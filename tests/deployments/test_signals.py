@@ -9,7 +9,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from grelmicro import Grelmicro
+from grelmicro.coordination import Coordination
+from grelmicro.testing.aids import held_elsewhere
 from tests.deployments.server import SOON, Deployment, alive_in, deployed
+from tests.helpers.programs import Diary
 from tests.helpers.sites import Site, site
 
 __all__ = ["site"]
@@ -66,3 +70,26 @@ def test_second_interrupt_ends_all_of_it(site: Site, tmp_path: Path, name: str) 
                 time.sleep(0.02)
             led = site.wait_led(lambda led: led[-1].pid == other.pid)
             assert led[-1].at < at + 5.0 + SOON
+
+
+@pytest.mark.parametrize(("name", "workers"), [("uvicorn", 1), ("uvicorn workers", 4)])
+def test_second_interrupt_does_not_wait_for_tasks_and_frees_their_locks(
+    tmp_path: Path, name: str, workers: int
+) -> None:
+    """The first one does wait, also when the process that starts the workers sends them another signal after it."""
+    diary, url = Diary(tmp_path / "diary"), f"sqlite:///{tmp_path}/locks.db"
+    with deployed(name, "tests.deployments.closing_app:app", folder=tmp_path, URL=url, DIARY=str(diary.path)) as server:
+        diary.wait(lambda lines: [line.what for line in lines] == ["began"])
+        server.wait_said("Application startup complete.", workers)
+        server.send_all(signal.SIGINT)
+        server.wait_said("Waiting for application shutdown", workers)
+        time.sleep(1)
+        assert [line.what for line in diary.lines()] == ["began"]
+        at = server.send_all(signal.SIGINT)
+        while alive_in(server.pid):
+            server.process.poll()
+            assert time.monotonic() < at + SOON, "it runs on"
+            time.sleep(0.02)
+        with Grelmicro(uses=[Coordination.from_url(url)]) as elsewhere, held_elsewhere(elsewhere, "work", timeout=0):
+            assert diary.lines()[-1].what == "cancelled"
+        assert "Traceback" not in server.log

@@ -98,27 +98,6 @@ async def test_waiting_for_a_lock_needs_no_thread() -> None:
         assert sorted(answer.json() for answer in answers) == list(range(1, 11))
 
 
-async def test_cancelled_plain_handler_keeps_the_lease_while_its_thread_may_run() -> None:
-    app, micro = new_app()
-    crowd = Crowd(app)
-    reached, go_on = threading.Event(), threading.Event()
-
-    @app.get("/{cart_id}")
-    def buy(cart_id: int, held: Annotated[LockHandle, LockDep("cart:{cart_id}", lease_duration=1.5)]) -> None:
-        reached.set()
-        go_on.wait(20)
-
-    async with client_of(app):
-        request = Visitor(app, "/1").start()
-        await eventually(reached.is_set, "the thread runs")
-        async with crowd.there():
-            request.cancel()
-            await asyncio.wait({request}, timeout=5)
-            assert not await is_free(micro, "cart:1", within=0)
-            assert await is_free(micro, "cart:1", within=5)
-            go_on.set()
-
-
 async def test_lost_lease_of_a_plain_handler_shows_at_its_end() -> None:
     app, micro = new_app()
     ended = threading.Event()

@@ -187,31 +187,6 @@ async def test_losing_one_ends_the_handler_and_frees_the_others() -> None:
         assert not await is_free(micro, "stock:2", within=0)
 
 
-async def test_cancelled_plain_handler_keeps_the_leases_while_its_thread_may_run() -> None:
-    app, micro = new_app()
-    reached, go_on = asyncio.Event(), asyncio.Event()
-
-    @app.get("/{source}/{target}")
-    def move(
-        source: int,
-        target: int,
-        held: Annotated[MultiLockHandle, LocksDep("stock:{source}", "stock:{target}", lease_duration=1.5)],
-    ) -> None:
-        micro.get_loop().call_soon_threadsafe(reached.set)
-        asyncio.run_coroutine_threadsafe(go_on.wait(), micro.get_loop()).result(20)
-
-    async with client_of(app):
-        request = Visitor(app, "/1/2").start()
-        await asyncio.wait_for(reached.wait(), 10)
-        request.cancel()
-        await asyncio.wait({request}, timeout=5)
-        for name in ("stock:1", "stock:2"):
-            assert not await is_free(micro, name, within=0)
-        for name in ("stock:1", "stock:2"):
-            assert await is_free(micro, name, within=5)
-        go_on.set()
-
-
 async def test_client_that_is_cancelled_while_it_waits_leaves_nothing_held() -> None:
     app, micro = new_app()
 

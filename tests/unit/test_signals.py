@@ -22,9 +22,13 @@ class Part:
 
     def __init__(self) -> None:
         self.times = 0
+        self.hurried = 0
 
     def hand_over(self) -> None:
         self.times += 1
+
+    def hurry(self) -> None:
+        self.hurried += 1
 
     async def __aenter__(self) -> "Part":
         return self
@@ -71,6 +75,17 @@ async def test_a_signal_is_handed_on(heard: list[int], number: int) -> None:
         assert (part.times, heard) == (1, [number])
         await send(number)
         assert (part.times, heard) == (2, [number, number])
+
+
+@pytest.mark.parametrize("first", [[], [signal.SIGTERM], [signal.SIGTERM, signal.SIGTERM]])
+async def test_a_second_interrupt_hurries_and_no_other_signal_does(heard: list[int], first: list[int]) -> None:
+    part = Part()
+    with handing_over(part, hurry=part.hurry):
+        for number in [*first, signal.SIGINT, signal.SIGTERM]:
+            await send(number)
+        assert part.hurried == 0
+        await send(signal.SIGINT)
+        assert part.hurried == 1
 
 
 async def test_handlers_are_put_back(heard: list[int]) -> None:

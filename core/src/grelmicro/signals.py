@@ -22,7 +22,9 @@ class HandsOver(Protocol):
 
 
 @contextmanager
-def handing_over(app: HandsOver, *, unhandled: Callable[[], object] | None = None) -> Iterator[None]:
+def handing_over(
+    app: HandsOver, *, unhandled: Callable[[], object] | None = None, hurry: Callable[[], object] | None = None
+) -> Iterator[None]:
     """Call `app.hand_over()` at SIGTERM and SIGINT, then whatever handled the signal before; at SIGQUIT if one did.
 
     It does nothing outside of the main thread, where Python allows no handlers. What was there is put back at the end.
@@ -31,6 +33,8 @@ def handing_over(app: HandsOver, *, unhandled: Callable[[], object] | None = Non
         app: what hands over.
         unhandled: called in the event loop at the first signal that nobody handled before and that would have ended
             the process at once, so that it can end in order; then the signal is raised again. A second one ends it.
+        hurry: called in the event loop at a second SIGINT, when somebody has pressed Ctrl+C again. No other second
+            signal means that: servers send their workers one after the terminal did.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -40,13 +44,19 @@ def handing_over(app: HandsOver, *, unhandled: Callable[[], object] | None = Non
     if QUIT is not None and callable(handler := signal.getsignal(QUIT)):
         before[QUIT] = handler
     fatal: list[int] = []
+    interrupted = False
     ended = False
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
         previous = before[signal.Signals(number)]
         # Whoever set a handler of its own meanwhile may have kept this one, and call it for ever.
         if not ended:
             loop.call_soon_threadsafe(app.hand_over)
+            if number == signal.SIGINT:
+                if interrupted and hurry is not None:
+                    loop.call_soon_threadsafe(hurry)
+                interrupted = True
         if callable(previous):
             previous(number, frame)
         elif previous is signal.SIG_DFL:

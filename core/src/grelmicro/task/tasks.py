@@ -72,7 +72,7 @@ class Tasks(TaskRouter, Resource):
         self.hand_over()
         try:
             if self._ending is not None:
-                await outlast(self._ending, hurry=self._hurry)
+                await outlast(self._ending, hurry=self.hurry)
         finally:
             self._ending = None
 
@@ -81,6 +81,12 @@ class Tasks(TaskRouter, Resource):
         if self._ending is None and self._running:
             self._stop.set()
             self._ending = asyncio.get_running_loop().create_task(self._end(), name="grelmicro-tasks-end")
+
+    def hurry(self) -> None:
+        """Cancel what still runs, but for elections that are stepping down; returns at once."""
+        for runner, task in self._running.items():
+            if not (isinstance(task, LeaderElection) and runner.cancelling()):
+                runner.cancel()
 
     async def _end(self) -> None:
         elections = {runner for runner, task in self._running.items() if isinstance(task, LeaderElection)}
@@ -93,12 +99,6 @@ class Tasks(TaskRouter, Resource):
         for runner in elections:
             runner.cancel()
         await self._drain(elections, max(self._shutdown_timeout, RELEASE_LIMIT))
-
-    def _hurry(self) -> None:
-        """Cancel what still runs, but for elections that are stepping down."""
-        for runner, task in self._running.items():
-            if not (isinstance(task, LeaderElection) and runner.cancelling()):
-                runner.cancel()
 
     def abandon(self) -> None:
         """Forget what ran on an event loop that is gone."""

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -76,7 +76,7 @@ class Guard(Declared):
                 raise
 
     def hold(
-        self, names: Sequence[str], connection: HTTPConnection, *, in_thread: bool
+        self, names: Sequence[str], connection: HTTPConnection, *, in_thread: Callable[..., object] | None
     ) -> AbstractAsyncContextManager[Any]:
         """Hold what has these names."""
         held: AbstractAsyncContextManager[Any] = self.families[0].hold(names[0], connection, in_thread=in_thread)
@@ -135,7 +135,7 @@ class HeldLocks(Guard):
     kind = "locks"
 
     def hold(
-        self, names: Sequence[str], connection: HTTPConnection, *, in_thread: bool
+        self, names: Sequence[str], connection: HTTPConnection, *, in_thread: Callable[..., object] | None
     ) -> AbstractAsyncContextManager[Any]:
         """Hold all of them."""
         return hold_all(self.families, names, connection, in_thread=in_thread)

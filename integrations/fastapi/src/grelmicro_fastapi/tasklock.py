@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -12,6 +12,7 @@ from fastapi.requests import HTTPConnection
 from grelmicro.coordination import CoordinationBackendError, LockHandle, TaskLock, TaskLockConfig
 from grelmicro.errors import GrelmicroError
 from grelmicro.names import NameTemplate
+from grelmicro.straying import InThread
 from grelmicro_fastapi.entry import was_entered
 from grelmicro_fastapi.values import route_of
 from grelmicro_starlette import lock_backend
@@ -41,7 +42,9 @@ class TaskFamily:
         return cls(template, TaskLock(name, **settings).config.renewing())
 
     @asynccontextmanager
-    async def hold(self, name: str, connection: HTTPConnection, *, in_thread: bool) -> AsyncIterator[LockHandle]:
+    async def hold(
+        self, name: str, connection: HTTPConnection, *, in_thread: Callable[..., object] | None
+    ) -> AsyncIterator[LockHandle]:
         """Hold the task lock `name` while a request is served, without waiting for it.
 
         A request that ends before its handler begins has done no work: then it is free at once.
@@ -52,9 +55,12 @@ class TaskFamily:
             CoordinationBackendError: the store failed before it was taken.
         """
         served = False
+        lock = TaskLock.from_config(name, self.config, backend=lock_backend(connection))
         try:
-            async with TaskLock.from_config(name, self.config, backend=lock_backend(connection)) as handle:
-                if in_thread:
+            async with AsyncExitStack() as stack:
+                handle = await stack.enter_async_context(lock)
+                thread = in_thread and InThread(in_thread)
+                if thread is not None:
                     handle.stop_interrupting(None)  # a thread cannot be cancelled: a loss shows at the end
                 try:
                     yield handle
@@ -62,9 +68,12 @@ class TaskFamily:
                     with suppress(GrelmicroError):
                         if not was_entered(route_of(connection).endpoint, error):
                             await _free(handle)
-                        elif in_thread and isinstance(error, asyncio.CancelledError):  # the thread may run on
-                            await handle.shorten(handle.expires_in)
+                        elif thread is not None and isinstance(error, asyncio.CancelledError):  # it may run on
+                            thread.then(stack.pop_all().aclose)
                     raise
+                finally:
+                    if thread is not None:
+                        thread.leave()
                 served = True
         except CoordinationBackendError as failure:
             if not served:

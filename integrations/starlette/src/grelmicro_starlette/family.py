@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from grelmicro.config import check_seconds
 from grelmicro.coordination import Lock, LockConfig, LockHandle, MultiLock, MultiLockHandle
 from grelmicro.names import NameTemplate
-from grelmicro_starlette.holding import Hold
+from grelmicro_starlette.holding import Function, Hold
 from grelmicro_starlette.serving import lock_backend
 
 
@@ -36,7 +36,7 @@ class LockFamily:
         return cls(template, timeout, config.renewing())
 
     def hold(
-        self, name: str, connection: HTTPConnection, *, in_thread: bool
+        self, name: str, connection: HTTPConnection, *, in_thread: Function | None
     ) -> AbstractAsyncContextManager[LockHandle]:
         """Hold the lock `name` of this family while a request is served; see `Hold`."""
         return Hold(self.lock(name, connection), self.timeout, in_thread=in_thread, connection=connection)
@@ -51,7 +51,7 @@ class LockFamily:
 
 
 def hold_all(
-    families: Sequence[LockFamily], names: Sequence[str], connection: HTTPConnection, *, in_thread: bool
+    families: Sequence[LockFamily], names: Sequence[str], connection: HTTPConnection, *, in_thread: Function | None
 ) -> AbstractAsyncContextManager[MultiLockHandle]:
     """Hold a lock of each of these families, all or none, for which the first one's `timeout` counts; see `Hold`."""
     locks = [family.lock(name, connection) for family, name in zip(families, names, strict=True)]

@@ -1,8 +1,9 @@
 """Hold a lock while a handler runs."""
 
 import asyncio
+import functools
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
@@ -10,10 +11,12 @@ from starlette.requests import HTTPConnection
 
 from grelmicro.coordination import CoordinationBackendError, LockHandle, MultiLockHandle
 from grelmicro.errors import GrelmicroError
+from grelmicro.straying import InThread
 from grelmicro_starlette.presence import WhilePresent, presence
 
 logger = logging.getLogger("grelmicro.starlette")
 
+Function = Callable[..., object]
 Handle = LockHandle | MultiLockHandle
 H = TypeVar("H", bound=Handle)
 H_co = TypeVar("H_co", bound=Handle, covariant=True)
@@ -39,8 +42,8 @@ class Hold(Generic[H]):
     Args:
         lock: what to hold.
         timeout: seconds to wait for it; None waits as long as it takes, 0 tries once.
-        in_thread: the work runs in a thread, which cannot be cancelled. A loss then shows at the end, and a block
-            that is cancelled while its thread may run on leaves the lease to run out.
+        in_thread: the function that does the work, if it runs in a thread, which cannot be cancelled. A loss then
+            shows at the end, and if the block is cancelled the lock is held on until the thread has ended.
         connection: whose client may leave: then it is waited for no more.
 
     Raises:
@@ -50,10 +53,10 @@ class Hold(Generic[H]):
         CoordinationBackendError: the store failed before the lock was taken.
     """
 
-    __slots__ = ("_connection", "_handle", "_in_thread", "_lock", "_timeout")
+    __slots__ = ("_connection", "_handle", "_in_thread", "_lock", "_thread", "_timeout")
 
     def __init__(
-        self, lock: Waited[H], timeout: float | None, *, in_thread: bool = False, connection: HTTPConnection
+        self, lock: Waited[H], timeout: float | None, *, in_thread: Function | None = None, connection: HTTPConnection
     ) -> None:
         self._lock = lock
         self._timeout = timeout
@@ -67,7 +70,9 @@ class Hold(Generic[H]):
         else:
             with WhilePresent(client, self._lock.name):
                 handle = await self._lock.acquire(timeout=self._timeout)
-        if not self._in_thread:
+        handle.guard_block()
+        self._thread = self._in_thread and InThread(self._in_thread)
+        if self._thread is None:
             handle.interrupt_current_task()
         self._handle = handle
         return handle
@@ -76,9 +81,15 @@ class Hold(Generic[H]):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         handle = self._handle
+        if self._thread is not None:
+            self._thread.leave()
+            if isinstance(error, asyncio.CancelledError):
+                handle.leave_owner()
+                self._thread.then(functools.partial(_end, handle))
+                return
         interrupted = handle.stop_interrupting(error)
         try:
-            await _end(handle, thread_runs_on=self._in_thread and isinstance(error, asyncio.CancelledError))
+            await _end(handle)
         except GrelmicroError as failure:
             if error is None:
                 raise
@@ -87,7 +98,7 @@ class Hold(Generic[H]):
             handle.raise_if_lost()
 
 
-async def _end(handle: Handle, *, thread_runs_on: bool = False) -> None:
+async def _end(handle: Handle) -> None:
     if handle.released:
         return
     if handle.lost:
@@ -95,10 +106,7 @@ async def _end(handle: Handle, *, thread_runs_on: bool = False) -> None:
             handle.give_back()  # but the one that was lost
         return
     try:
-        if thread_runs_on:
-            await handle.shorten(handle.expires_in)
-        else:
-            await handle.release()
+        await handle.release()
     except CoordinationBackendError as failure:
         logger.warning(
             "lock '%s' was not released in time, and is released in the background: %s", handle.name, failure

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
 from grelmicro import Grelmicro
@@ -44,15 +44,17 @@ def lifespan(
         # This app's own comes last, so that `mine` is served by it.
         every = [*(other for other in dict.fromkeys(installed_below(app)) if other is not micro), micro]
         departure = _Departure(every)
-        async with AsyncExitStack() as stack:
-            for each in every:
-                await stack.enter_async_context(each)
-            if signals:
-                stack.enter_context(handing_over(departure))
-            state = None if mine is None else await stack.enter_async_context(mine(app))
-            for leader, work in (lead or {}).items():
-                await stack.enter_async_context(_leading(leader, work, departure.begun))
-            yield {**(state or {}), KEY: micro}
+        # Signals are heard until all is closed: the second interrupt is for those who are tired of waiting for that.
+        with ExitStack() as hearing:
+            async with AsyncExitStack() as stack:
+                for each in every:
+                    await stack.enter_async_context(each)
+                if signals:
+                    hearing.enter_context(handing_over(departure, hurry=departure.hurry))
+                state = None if mine is None else await stack.enter_async_context(mine(app))
+                for leader, work in (lead or {}).items():
+                    await stack.enter_async_context(_leading(leader, work, departure.begun))
+                yield {**(state or {}), KEY: micro}
 
     return opened
 
@@ -68,6 +70,10 @@ class _Departure:
         for micro in self._every:
             micro.hand_over()
         self.begun.set()
+
+    def hurry(self) -> None:
+        for micro in self._every:
+            micro.hurry()
 
 
 @asynccontextmanager
