@@ -39,7 +39,7 @@ def told() -> Iterator[list[Event]]:
 
 
 def kinds(events: list[Event]) -> list[tuple[str, str]]:
-    return [(event.kind, event.name) for event in events if event.kind != "waited"]
+    return [(event.kind, event.name) for event in events]
 
 
 async def test_a_hold_is_told_with_its_length(world: World, clock: MovableClock, told: list[Event]) -> None:

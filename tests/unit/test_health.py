@@ -258,7 +258,14 @@ async def test_election_that_never_heard_of_the_store_is_stale(world: World, clo
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"interval": 0}, {"interval": "5"}, {"stale_after": -1.0}, {"interval": 5.0, "stale_after": 14.0}]
+    "wrong",
+    [
+        {"interval": 0},
+        {"interval": 1e-6},
+        {"interval": "5"},
+        {"stale_after": -1.0},
+        {"interval": 5.0, "stale_after": 14.0},
+    ],
 )
 def test_settings_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingsValidationError, match=r"HealthCheck (interval|stale_after) should be"):

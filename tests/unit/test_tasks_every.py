@@ -119,11 +119,10 @@ async def test_each_fire_is_an_event(world: World, clock: MovableClock) -> None:
     finally:
         stop()
     fired = [event for event in seen if event.kind == "fired"]
-    assert [(event.name, event.seconds, event.detail) for event in fired] == [
-        ("job", 5.0, "success"),
-        ("job", 0.0, "missed"),
-        ("job", 0.0, "missed"),
-        ("job", 5.0, "success"),
+    assert [(event.name, event.seconds, event.detail, event.count) for event in fired] == [
+        ("job", 5.0, "success", 1),
+        ("job", 0.0, "missed", 2),
+        ("job", 5.0, "success", 1),
     ]
 
 
@@ -185,3 +184,58 @@ async def test_two_tasks_run_side_by_side(world: World, clock: MovableClock) -> 
         quick = await crew.hand(1.0)
         await crew.let_pass(10.0)
         assert (len(slow.runs), len(quick.runs)) == (1, 11)
+
+
+async def test_many_that_were_missed_are_one_event(world: World, clock: MovableClock) -> None:
+    """A process that slept for a day must not tell of each thousandth of a second of it."""
+    seen: list[events.Event] = []
+    async with Crew(world, clock) as crew:
+        hand = await crew.hand(0.001)
+        stop = events.listen(seen.append)
+        try:
+            clock._now += 24 * 3600.0
+            await crew.let_pass(0.1)
+        finally:
+            stop()
+        assert hand.outcomes["missed"] > 86_000_000
+    told = [event for event in seen if event.detail == "missed"]
+    assert len(told) <= 2
+    assert sum(event.count for event in told) == hand.outcomes["missed"]
+
+
+async def test_missed_fires_are_told_at_the_beginning_and_then_now_and_then(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Crew(world, clock) as crew:
+        hand = await crew.hand(10.0, partial(pause, clock, 15.0))
+        await crew.let_pass(1216.0)
+        missed = hand.outcomes["missed"]
+    told = [record.getMessage() for record in caplog.records if " missed " in record.getMessage()]
+    # The first one, and those of each ten minutes after it.
+    assert told == [
+        f"task job missed {number} fires: it ran, or this process stood still, for too long" for number in (1, 30, 30)
+    ]
+    assert missed == 61
+
+
+async def test_work_that_never_waits_does_not_keep_others_from_running(world: World, clock: MovableClock) -> None:
+    """Each run takes as long as the interval, so the next one is due when it ends."""
+    turns: list[int] = []
+
+    async def other() -> None:
+        while True:
+            turns.append(len(hand.runs))
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        if len(hand.runs) < 100:
+            clock._now += 1.0
+
+    async with Crew(world, clock) as crew:
+        hand = await crew.hand(1.0, start=False)
+        hand.work = work
+        beside = asyncio.create_task(other())
+        await hand.start()
+        await eventually(lambda: len(hand.runs) >= 100, "it ran")
+        beside.cancel()
+    assert len(set(turns)) > 90

@@ -21,6 +21,8 @@ class Event:
     """How long it took or lasted, where that means something."""
     detail: str = ""
     """The error's class for a refusal by a failing store, the outcome of a fired task, the reason of a loss."""
+    count: int = 1
+    """How often it happened: more than once for the fires of a task that were missed one after the other."""
 
 
 Listener = Callable[[Event], object]
@@ -42,11 +44,11 @@ def listen(listener: Listener) -> Callable[[], None]:
     return stop
 
 
-def emit(kind: Kind, name: str, seconds: float | None = None, detail: str = "") -> None:
+def emit(kind: Kind, name: str, seconds: float | None = None, detail: str = "", count: int = 1) -> None:
     """Tell every listener; costs nothing when there is none."""
     if not listeners:
         return
-    event = Event(kind, name, seconds, detail)
+    event = Event(kind, name, seconds, detail, count)
     for listener in tuple(listeners):
         try:
             listener(event)

@@ -1,5 +1,6 @@
 """Leases in the memory of one process: for tests, and for applications of one process."""
 
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Self
@@ -14,7 +15,13 @@ from grelmicro.leases.retention import RETENTION, droppable
 from grelmicro.leases.rules import granted, owns, renewed, seen, taken, vacated
 
 LOOK_INTERVAL = 60.0
-"""Seconds between two looks for records that are past their retention."""
+"""Seconds between two looks for records that are past their retention, while leases are taken."""
+
+LOOKS, MORE_LOOKS = 2, 500
+"""Leases that are looked at for whether they ended by themselves: at each new name, and once in `LOOK_INTERVAL`.
+
+Since two are looked at when one is added, those that have ended and were not seen are hardly more than those that live.
+"""
 
 
 class MemoryStore(LeaseStore):
@@ -43,8 +50,11 @@ class MemoryStore(LeaseStore):
         self._retention = check_seconds("retention", retention)
         self._capacity = capacity
         self._records: dict[str, Lease] = {}
-        # Free names and since when, the longest free first. Their record is vacated when it is read, not before.
-        self._free: dict[str, float] = {}
+        # The first name of these two is found at once, however many were removed before, unlike that of a dict.
+        # Granted, and not yet seen to be free: looks go round them, since a lease may end by itself.
+        self._granted: OrderedDict[str, None] = OrderedDict()
+        # Free, and since when, the longest free first. Released records are vacated when they are read, not before.
+        self._free: OrderedDict[str, float] = OrderedDict()
         self._first_fence = 1
         self._look_at = 0.0  # when to look for records that are past their retention
         self._watched: dict[str, Signal] = {}
@@ -59,15 +69,19 @@ class MemoryStore(LeaseStore):
         """`acquire` as a plain call: nothing here waits."""
         now, wall = self.clock.now(), self.clock.wall()
         record = self._records.get(name)
-        if self._free.pop(name, None) is not None:
+        freed_at = self._free.pop(name, None)
+        if record is not None and freed_at is not None and _was_released(record, freed_at):
             lease: Lease | None = granted(record, name, holder, ttl, data, now, wall, self._first_fence)
         else:
             lease = taken(record, name, holder, ttl, data, now, wall, self._first_fence)
-        if lease is not None:
-            self._records[name] = lease
-            return lease
-        assert record is not None
-        return seen(record, now)
+        if lease is None:
+            assert record is not None
+            return seen(record, now)
+        self._records[name] = lease
+        self._granted[name] = None
+        if record is None or now >= self._look_at:
+            self._tidy(now)
+        return lease
 
     async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
         """See `LeaseStore.renew`."""
@@ -93,7 +107,7 @@ class MemoryStore(LeaseStore):
         self._free[name] = now
         if data is not None:
             self._records[name] = vacated(record, data, now)
-        if len(self._free) > self._capacity or now >= self._look_at:
+        if len(self._free) > self._capacity:
             self._drop(now)
         if name in self._watched:
             self._watched[name].send()
@@ -127,6 +141,7 @@ class MemoryStore(LeaseStore):
         now = self.clock.now()
         for name, record in self._records.items():
             if record.expires_at < now:
+                self._records[name] = vacated(record, None, now)
                 self._free.setdefault(name, now)
 
     def abandon(self) -> None:
@@ -135,23 +150,46 @@ class MemoryStore(LeaseStore):
 
     def _record(self, name: str) -> Lease | None:
         """The record as it stands."""
-        record = self._records.get(name)
-        if record is None or name not in self._free:
+        record, freed_at = self._records.get(name), self._free.get(name)
+        if record is None or freed_at is None or not _was_released(record, freed_at):
             return record
-        return vacated(record, None, self._free[name])
+        return vacated(record, None, freed_at)
+
+    def _tidy(self, now: float) -> None:
+        """Look at some of the leases, and drop what is free for too long or too much."""
+        looks = LOOKS
+        if now >= self._look_at:
+            looks, self._look_at = MORE_LOOKS, now + LOOK_INTERVAL
+        for _ in range(min(looks, len(self._granted))):
+            name = next(iter(self._granted))
+            if self._records[name].expires_at < now:
+                self._free.setdefault(name, now)
+            if name in self._free:
+                del self._granted[name]
+            else:
+                self._granted.move_to_end(name)
+        self._drop(now)
 
     def _drop(self, now: float) -> None:
         """Drop the longest free records of locks, and never give their fences again."""
-        self._look_at = now + LOOK_INTERVAL
-        excess = len(self._free) - self._capacity
-        for name, freed_at in list(self._free.items()):
-            if excess <= 0 and freed_at >= now - self._retention:
+        while self._free:
+            name, freed_at = next(iter(self._free.items()))
+            if len(self._free) <= self._capacity and freed_at >= now - self._retention:
                 return
-            excess -= 1
             record = self._records[name]
             if droppable(vacated(record, None, now)):
                 self._first_fence = max(self._first_fence, record.fence + 1)
+                self._granted.pop(name, None)
                 del self._free[name], self._records[name]
+            else:  # it stays for good, and need not be looked at again
+                if _was_released(record, freed_at):
+                    self._records[name] = vacated(record, None, freed_at)
+                del self._free[name]
+
+
+def _was_released(record: Lease, freed_at: float) -> bool:
+    """Whether a free name was released while it lived, and its record does not say so yet; else it ended by itself."""
+    return freed_at <= record.expires_at
 
 
 class MemoryProvider(Provider):

@@ -96,7 +96,8 @@ class Lock(LeasePrimitive[LockConfig]):
         The calling task is the holder, also where another one awaits this for it.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes, 0 tries once.
+            timeout: seconds to wait; None waits as long as it takes, 0 asks once, and the answer comes within the time
+                that the store gives itself.
 
         Raises:
             LockTimeoutError: another holder kept it for `timeout` seconds. It is a `TimeoutError` too.
@@ -182,12 +183,13 @@ class Lock(LeasePrimitive[LockConfig]):
         if timeout == 0:
             return await self._ask_once(backend, owner, self._token(context), LockTimeoutError)
         started_at = backend.clock.now()
+        wait = _LockWait(self, backend, owner, context)
         try:
-            handle = await _LockWait(self, backend, owner, context).run(timeout)
+            handle = await wait.run(timeout)
         except CoordinationError as error:
             self._tell_refusal(error, backend.clock.now() - started_at)
             raise
-        if listeners:
+        if listeners and wait.waited:
             emit("waited", self._key, backend.clock.now() - started_at)
         return handle
 

@@ -66,6 +66,8 @@ class Wait(ABC, Generic[T]):
         polling: how to ask where the store gives no hints.
     """
 
+    waited = False
+    """Whether it was not there at once."""
     _answered = False  # whether the store ever answered this caller
     _cut_off: float | None = None  # for how long the request was under way that the deadline cut off
 
@@ -134,6 +136,7 @@ class Wait(ABC, Generic[T]):
         return await self._ask_until_granted(queues, line)
 
     async def _ask_until_granted(self, queues: Queues, line: Line) -> T:
+        self.waited = True
         grant: T | None = None
         try:
             async with Subscription(self._backend.watch(self._key), self._clock, SUBSCRIBING, self.title) as waiter:

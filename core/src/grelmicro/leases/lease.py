@@ -15,6 +15,7 @@ from grelmicro.lifecycle import Resource
 NO_DATA: Mapping[str, str] = MappingProxyType({})
 
 Scope = Literal["process", "host", "cluster"]
+"""Who can share a store: the tasks of one process, the processes of one host, or all hosts."""
 
 
 @dataclass(slots=True)

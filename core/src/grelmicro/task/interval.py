@@ -5,10 +5,11 @@ import logging
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from random import random
 
 from grelmicro.clock import SYSTEM_CLOCK, Clock, sleep
+from grelmicro.config import SHORTEST_INTERVAL, check_seconds
 from grelmicro.coordination import LeaderElection, LockHandle, TaskLock
 from grelmicro.coordination.outage import Outage
 from grelmicro.errors import (
@@ -38,6 +39,18 @@ LONGEST_STAND_BY = 5.0
 ERROR_INTERVAL = 30.0
 """Seconds between two log lines about an outage that goes on."""
 
+MISSED_INTERVAL = 600.0
+"""Seconds between two log lines about missed fires: on a busy machine there may be some all the time."""
+
+
+def check_interval(setting: str, seconds: object) -> float:
+    """`seconds`, if it is a number of them that something can be repeated at.
+
+    Raises:
+        SettingsValidationError: it is not.
+    """
+    return check_seconds(setting, seconds, least=SHORTEST_INTERVAL)
+
 
 class IntervalTask:
     """Runs a function every `seconds`, on a grid of due times that does not drift.
@@ -49,9 +62,12 @@ class IntervalTask:
     Args:
         name: unique among the tasks of all workers that share a store.
         function: takes no arguments. A plain function runs in a thread.
-        seconds: the interval.
+        seconds: the interval; at least a millisecond.
         lock: held while it runs and, by its minimum hold, until the next due time: one run per interval over all.
         leader: only the worker that leads runs it.
+
+    Raises:
+        SettingsValidationError: the interval breaks its rule.
     """
 
     clock: Clock = SYSTEM_CLOCK
@@ -67,12 +83,14 @@ class IntervalTask:
     ) -> None:
         self._name = name
         self._function = function
-        self._seconds = seconds
+        self._seconds = check_interval("IntervalTask seconds", seconds)
         self._lock = lock
         self._leader = leader
         self._due: float | None = None
         self._theirs: float | None = None  # when it is due next by the grid of another worker, which ran
         self._ran = False  # at the last due time
+        self._untold = 0  # fires that were missed since that was last told
+        self._tell_missed_at = -inf
         self._outage = Outage(f"task {name}", logger)
         self.last_fire: Fire | None = None
         self.outcomes: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
@@ -127,6 +145,7 @@ class IntervalTask:
             self._due = due = self._after_missed(due)
             left = due + pause - self.clock.now()
             if left <= 0:
+                await asyncio.sleep(0)  # a function that never waits itself must not be all that runs
                 break
             if await self._sleep(left, stop):
                 return self.clock.now()
@@ -147,8 +166,14 @@ class IntervalTask:
         missed = ceil((self.clock.now() - due) / self._seconds - TOLERANCE)
         if missed <= 0:
             return due
-        logger.warning("task %s missed %d fires: it ran, or this process stood still, for too long", self._name, missed)
         self._count("missed", 0.0, missed)
+        self._untold += missed
+        now = self.clock.now()
+        if now >= self._tell_missed_at:
+            logger.warning(
+                "task %s missed %d fires: it ran, or this process stood still, for too long", self._name, self._untold
+            )
+            self._untold, self._tell_missed_at = 0, now + MISSED_INTERVAL
         return due + missed * self._seconds
 
     async def _fire(self, due: float, stop: asyncio.Event) -> None:
@@ -163,8 +188,7 @@ class IntervalTask:
         self.outcomes[outcome] += fires
         started_at = datetime.fromtimestamp(self.clock.wall() - duration, UTC)
         self.last_fire = Fire(started_at, outcome, duration)
-        for _ in range(fires):
-            emit("fired", self._name, duration, outcome)
+        emit("fired", self._name, duration, outcome, fires)
 
     async def _attempt(self, due: float, stop: asyncio.Event) -> Outcome:
         """Run it if it is this worker's turn."""

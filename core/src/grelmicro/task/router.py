@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TypeVar
 
-from grelmicro.config import check_name, check_seconds
+from grelmicro.config import check_name
 from grelmicro.coordination import LeaderElection, TaskLock
 from grelmicro.errors import SettingsValidationError, TaskError
-from grelmicro.task.interval import IntervalTask
+from grelmicro.task.interval import IntervalTask, check_interval
 from grelmicro.task.task import Task
 
 F = TypeVar("F", bound=Callable[[], object])
@@ -65,7 +65,7 @@ class TaskRouter:
         """Run the decorated function every `seconds`; a plain function runs in a thread.
 
         Args:
-            seconds: the interval, in seconds or as a timedelta.
+            seconds: the interval, in seconds or as a timedelta; at least a millisecond.
             name: unique among all tasks of the application; the function's module and name by default.
             lock: run on one worker per interval. `TaskLock()` takes the task's name, also for its environment
                 variables, and its minimum hold is the interval unless given.
@@ -81,7 +81,7 @@ class TaskRouter:
                     f"every() takes a {kind.__name__}, not {type(given).__name__}: "
                     f"build one, such as {kind.__name__}('job')"
                 )
-        interval = check_seconds(
+        interval = check_interval(
             "every(seconds=)", seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
         )
 
