@@ -38,6 +38,9 @@ demo: ## run the sample shop on several workers and show what its locks prevent
 serve: ## leave the sample shop running, or APP=starlette_leader
 	@$(RUN) -m sample_apps.serve $(APP) $(if $(STORE),--store $(STORE)) $(ARGS)
 
+# Tests start hundreds of Python programs: none should compile again what another one has, whatever the environment says.
+test test-k8s on-oldest: export PYTHONDONTWRITEBYTECODE :=
+
 # Tests that share what takes long to start run in one process.
 test: $(DEV) ## run the tests
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)

@@ -1,5 +1,7 @@
-"""Fixtures of every test: real servers."""
+"""Fixtures of every test: real servers; and what is done once for all tests."""
 
+from tests.helpers.groups import pytest_collection_modifyitems
+from tests.helpers.heap import pytest_collection, pytest_sessionfinish
 from tests.servers.fixtures import (
     every_postgres,
     every_postgres_url,
@@ -29,6 +31,9 @@ __all__ = [
     "namespace",
     "postgres_server",
     "postgres_url",
+    "pytest_collection",
+    "pytest_collection_modifyitems",
+    "pytest_sessionfinish",
     "redis_server",
     "redis_url",
     "server_home",

@@ -16,12 +16,15 @@ from torture.run import Plan, run
 
 SECONDS, PROCESSES = 20.0, 4
 
+BROKEN_SECONDS = (5.0, 15.0)
+"""What is broken shows in the first run nearly always; if it does not, chance has more time in another one."""
+
 SEED = 11
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def torment(store: str, folder: Path, seconds: float = SECONDS) -> tuple[History, list[Violation]]:
+def torment(store: str, folder: Path, seconds: float) -> tuple[History, list[Violation]]:
     """Run, and judge."""
     plan = Plan(store, seconds, PROCESSES, SEED, folder)
     asyncio.run(run(plan, lambda _seconds, _log: None))
@@ -37,7 +40,7 @@ def test_all_holds_under_torture(store: str, tmp_path: Path) -> None:
         found.missing("postgres")
     if store == "kubernetes" and not found.kubernetes_binaries():
         found.missing("kubernetes")
-    seen, violations = torment(store, tmp_path)
+    seen, violations = torment(store, tmp_path, SECONDS)
     assert violations == [], f"the workers said: {(tmp_path / 'said').read_text()[-2000:]}"
     counted = figures(seen)
     for what in ("grants", "hand-overs to another process", "workers paused", "workers killed", "writes accepted"):
@@ -83,5 +86,10 @@ def test_what_is_broken_is_seen(what: str, tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "sitecustomize.py").write_text(dedent(code))
     paths = [str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    _, violations = torment("sqlite", tmp_path, seconds=15.0)
-    assert {violation.rule for violation in violations} & rules
+
+    def seen(seconds: float) -> set[str]:
+        folder = tmp_path / f"{seconds:g}"
+        folder.mkdir()
+        return {violation.rule for violation in torment("sqlite", folder, seconds)[1]}
+
+    assert any(seen(seconds) & rules for seconds in BROKEN_SECONDS)

@@ -13,7 +13,10 @@ from benchmarks.report import Machine, as_json, print_table
 from benchmarks.rows import Row, Target
 from tests.repo.source import ROOT
 
-pytestmark = pytest.mark.timeout(240)  # a quick run of four stores, servers included
+pytestmark = [
+    pytest.mark.timeout(240),  # a quick run of four stores, servers included
+    pytest.mark.xdist_group("benchmarks"),  # one such run for all of them
+]
 
 COMPARED = ("acquire + release, p50 of the quietest round", "16 tasks with a body of 1 ms")
 
