@@ -35,6 +35,7 @@ from grelmicro.testing import held_elsewhere
 from grelmicro_starlette import Problem, exception_handlers, install, locked
 from grelmicro_starlette.presence import ClientLeftError
 from tests.integrations.asgi import client_of as running
+from tests.integrations.callers import Caller
 
 SECRET = "lock 'cart' is held by web-1:task:0123"
 
@@ -338,6 +339,24 @@ def test_an_answer_tells_nothing_of_what_the_route_did_before() -> None:
 def test_a_client_that_left_gets_nothing() -> None:
     response = client_of(ClientLeftError(SECRET), refusal=envelope).get("/")
     assert (response.status_code, response.content) == (499, b"")
+
+
+@pytest.mark.parametrize("ended_by", ["client", "app"])
+async def test_a_websocket_that_is_over_is_told_nothing_more(ended_by: str) -> None:
+    async def talk(websocket: WebSocket) -> None:
+        await websocket.accept()
+        if ended_by == "client":
+            await websocket.receive()
+        else:
+            await websocket.close()
+        raise LockLostError(SECRET)
+
+    app = Starlette(routes=[WebSocketRoute("/", talk)], exception_handlers=exception_handlers())
+    caller = Caller("/", kind="websocket")
+    caller.connect()
+    caller.leave()
+    await caller.call(app)
+    assert [message.get("code") for message in caller.sent] == ([None] if ended_by == "client" else [None, 1000])
 
 
 async def test_a_handshake_whose_client_left_is_not_answered() -> None:

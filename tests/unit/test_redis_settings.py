@@ -13,9 +13,11 @@ from redis.backoff import NoBackoff
 from grelmicro.backends.redis import RedisLeaderElectionAdapter, RedisLockAdapter, RedisScheduleAdapter, RedisStore
 from grelmicro.backends.redis.server import RedisServer
 from grelmicro.coordination import Coordination
-from grelmicro.errors import SettingsValidationError
+from grelmicro.errors import BackendUnavailableError, SettingsValidationError
 from grelmicro.providers.redis import RedisProvider
-from tests.servers.fixtures import StartRedis
+from tests.servers.fixtures import StartRedis, each
+from tests.servers.found import Binary, redis_binaries
+from tests.servers.redis import Config
 
 AWKWARD = "p@ss/w:o?r#d %41&ü"
 """A password with everything that means something in a URL."""
@@ -301,18 +303,28 @@ def test_nothing_that_is_printed_shows_the_password() -> None:
             assert "hidden" not in f"{thing!r} {thing}"
 
 
-async def test_a_refused_login_does_not_show_the_password(start_redis: StartRedis) -> None:
-    server = start_redis(requirepass="right")
-    for url, told in (
-        (f"redis://:hidden@127.0.0.1:{server.port}", "does not accept user and password"),
-        (f"redis://127.0.0.1:{server.port}", "asks for a password"),
-    ):
-        with pytest.raises(Exception, match=told) as refusal:
-            await RedisProvider(url).check()
-        error: BaseException | None = refusal.value
-        while error is not None:
-            assert "hidden" not in f"{error!r} {error}"
-            error = error.__cause__
+@pytest.mark.parametrize("binary", each(redis_binaries(), ""), ids=lambda binary: str(binary or "redis"))
+@pytest.mark.parametrize(
+    ("login", "config", "told"),
+    [
+        (":hidden@", {"requirepass": "right"}, "does not accept user and password: check both"),
+        ("me:hidden@", {"requirepass": "right"}, "does not accept user and password: check both"),
+        ("me:hidden@", {}, "does not accept user and password: check both"),
+        ("", {"requirepass": "right"}, "asks for a password: give user and password"),
+        ("", {"user": ["default off"]}, "asks for a password: give user and password"),
+        (":hidden@", {}, "no password for the default user, and one was given: leave it out, or name the user"),
+    ],
+)
+async def test_a_refused_login_says_what_is_wrong_and_shows_no_password(
+    start_redis: StartRedis, binary: Binary | None, login: str, config: dict[str, Config], told: str
+) -> None:
+    server = start_redis(binary, **config)
+    with pytest.raises(BackendUnavailableError, match=told) as refusal:
+        await RedisProvider(f"redis://{login}127.0.0.1:{server.port}").check()
+    error: BaseException | None = refusal.value
+    while error is not None:
+        assert "hidden" not in f"{error!r} {error}"
+        error = error.__cause__
 
 
 # Clients

@@ -23,6 +23,9 @@ AT_ONCE = 0.02
 
 LEAVING = ("http.disconnect", "websocket.disconnect")
 
+ENDING = ("websocket.close", "websocket.http.response.start")
+"""What an app sends to close a websocket, or to deny it."""
+
 
 class ClientLeftError(GrelmicroError, ClientDisconnect):
     """The client went away while its request waited for a lock: it was not taken, and the handler did not run."""
@@ -36,9 +39,24 @@ class Presence:
     one, or take a cancelled one for the end of the connection.
     """
 
-    __slots__ = ("_ahead", "_kept", "_left", "_readers", "_receive", "_room", "_told", "_watchers")
+    __slots__ = (
+        "_ahead",
+        "_kept",
+        "_left",
+        "_readers",
+        "_receive",
+        "_room",
+        "_told",
+        "_watchers",
+        "is_accepted",
+        "is_ended",
+    )
 
     def __init__(self, receive: Receive) -> None:
+        self.is_accepted = False
+        """Whether the app accepted a websocket."""
+        self.is_ended = False
+        """Whether it closed or denied one."""
         self._receive = receive
         self._readers = 0  # of the app, inside `receive` now
         self._ahead: asyncio.Task[Message] | None = None
@@ -47,6 +65,11 @@ class Presence:
         self._left = False
         self._told = False
         self._watchers: list[Callable[[], None]] = []
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the server said that the client left, which the app may not have heard yet."""
+        return self._left
 
     async def receive(self) -> Message:
         """The next message, or error, as the server gives it."""
@@ -67,6 +90,18 @@ class Presence:
         if message["type"] in LEAVING:
             self._told = True
         return message
+
+    def noting(self, send: Send) -> Send:
+        """The `send` of a websocket, which notes how far the app is: its objects know no more than was done by them."""
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "websocket.accept":
+                self.is_accepted = True
+            elif message["type"] in ENDING:
+                self.is_ended = True
+            await send(message)
+
+        return noted
 
     def watch(self, tell: Callable[[], None]) -> None:
         """Call `tell` when the client leaves, until `unwatch`.
@@ -177,6 +212,6 @@ async def watched(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> N
         return
     client = scope[KEY] = Presence(receive)
     try:
-        await app(scope, client.receive, send)
+        await app(scope, client.receive, client.noting(send) if scope["type"] == "websocket" else send)
     finally:
         client.close()

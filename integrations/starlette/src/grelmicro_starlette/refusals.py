@@ -5,11 +5,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
-from starlette.websockets import WebSocket, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from grelmicro import problems
 from grelmicro.callables import runs_in_thread
@@ -22,7 +23,7 @@ from grelmicro.coordination import (
 )
 from grelmicro.errors import SettingsValidationError
 from grelmicro.problems import MEDIA_TYPE
-from grelmicro_starlette.presence import ClientLeftError
+from grelmicro_starlette.presence import ClientLeftError, Presence, presence
 from grelmicro_starlette.serving import WEBSOCKET
 
 logger = logging.getLogger("grelmicro.starlette")
@@ -35,6 +36,9 @@ TRY_AGAIN_LATER = 1013
 
 CLIENT_LEFT = 499
 """The status of a request whose client left."""
+
+GONE = (OSError, WebSocketDisconnect)
+"""What sending raises when the client has left: the server's own, and what Starlette makes of it."""
 
 
 class Problem(problems.Problem):
@@ -139,11 +143,23 @@ class _Trouble:
 
 
 async def _deny(websocket: WebSocket, response: Response, problem: Problem) -> None:
-    websocket = websocket.scope.get(WEBSOCKET, websocket)
-    if websocket.application_state is WebSocketState.CONNECTING:
-        if "websocket.http.response" in websocket.scope.get("extensions", {}):
-            await websocket.send_denial_response(response)
-            return
-    elif websocket.application_state is not WebSocketState.CONNECTED:
+    """Refuse a websocket, or close one that is open; nothing happens when its client has gone, or goes meanwhile."""
+    used: WebSocket = websocket.scope.get(WEBSOCKET, websocket)
+    client = presence(used)
+    if _is_over(used, client):
         return
-    await websocket.close(TRY_AGAIN_LATER, problem.title)
+    is_open = used.application_state is WebSocketState.CONNECTED or (client is not None and client.is_accepted)
+    with suppress(*GONE):
+        if not is_open and "websocket.http.response" in used.scope.get("extensions", {}):
+            await used.send_denial_response(response)
+        else:
+            await used.close(TRY_AGAIN_LATER, problem.title)
+
+
+def _is_over(websocket: WebSocket, client: Presence | None) -> bool:
+    """Whether either side is known to have ended it: some servers take for an error what is sent then."""
+    return (
+        websocket.client_state is WebSocketState.DISCONNECTED
+        or websocket.application_state in (WebSocketState.DISCONNECTED, WebSocketState.RESPONSE)
+        or (client is not None and (client.has_left or client.is_ended))
+    )

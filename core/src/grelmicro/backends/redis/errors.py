@@ -24,19 +24,23 @@ REASONS: Mapping[str, str] = {
     "MISCONF": "it takes no writes, since it cannot save to its disk: check the disk, and the log of the server",
     "MOVED": "it is a node of a cluster, and clusters are not supported: use a server of its own",
     "NOAUTH": "it asks for a password: give user and password",
+    "NOPASS": "it has no password for the default user, and one was given: leave it out, or name the user whose it is",
     "NOREPLICAS": "it takes no writes, since too few replicas follow it: check them, or lower min-replicas-to-write",
     "OOM": "its memory is full: raise maxmemory, or remove something",
     "READONLY": "it is a replica, which takes no writes: connect to the primary",
     "WRONGPASS": "it does not accept user and password: check both",
     "WRONGTYPE": "the key holds something else than a lease: remove it, or use another namespace",
 }
-"""What the first word of an error means: the reason, and the remedy. Nothing was changed in any of these cases."""
+"""What the first word of an error means: the reason, and the remedy. Nothing was changed in any of these cases.
+
+`NOPASS` is not a word of the server, which begins that error with a plain `ERR`.
+"""
 
 ELSEWHERE = frozenset(("READONLY", "MASTERDOWN", "LOADING"))
 """The errors of a server that is not, or not yet, the one to ask: a new connection may lead to another one."""
 
 _CODES: Mapping[type[RedisError], str] = {
-    AuthenticationError: "NOAUTH",
+    AuthenticationError: "WRONGPASS",
     BusyLoadingError: "LOADING",
     MasterDownError: "MASTERDOWN",  # before the next one, of which redis-py makes it a kind
     ClusterDownError: "CLUSTERDOWN",
@@ -47,6 +51,12 @@ _CODES: Mapping[type[RedisError], str] = {
     ReadOnlyError: "READONLY",
 }
 
+_LOGINS: Mapping[str, str] = {
+    "Authentication required": "NOAUTH",
+    "without any password configured": "NOPASS",
+}
+"""What an error of the login says, of which redis-py leaves out the first word."""
+
 LONGEST_TEXT = 200
 """Characters of a server's own words that are passed on."""
 
@@ -54,8 +64,8 @@ LONGEST_TEXT = 200
 def code(error: RedisError) -> str:
     """The first word of the error that a server answered with."""
     known = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-    if known == "NOAUTH" and str(error).startswith(("invalid username", "invalid password", "WRONGPASS")):
-        return "WRONGPASS"
+    if known == "WRONGPASS":
+        return next((code for text, code in _LOGINS.items() if text in str(error)), known)
     return known or _words(error).partition(" ")[0]
 
 

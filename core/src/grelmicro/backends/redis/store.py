@@ -15,6 +15,7 @@ from grelmicro.backends.redis.feed import RedisFeed
 from grelmicro.backends.redis.library import ResponseError
 from grelmicro.backends.redis.scripts import pack
 from grelmicro.backends.redis.server import RedisServer
+from grelmicro.backends.redis.sweeper import Sweeper
 from grelmicro.backends.redis.table import Table
 from grelmicro.backends.releases import Releases
 from grelmicro.clock import Clock
@@ -38,6 +39,7 @@ class _Open:
     table: Table
     hints: Hints
     releases: Releases
+    sweeper: Sweeper
 
 
 class RedisStore(LeaseStore):
@@ -82,7 +84,7 @@ class RedisStore(LeaseStore):
         connections = Connections(self.server)
         table = Table(connections, self.namespace, self.clock, self._retention)
         hints = Hints(RedisFeed(connections, table.prefix), self.clock, title=self.server.safe_url)
-        opened = _Open(connections, table, hints, Releases(hints.send))
+        opened = _Open(connections, table, hints, Releases(hints.send), Sweeper(table, self.clock))
         inherited.opened(opened)
         try:
             await self._look_around(opened)
@@ -110,7 +112,9 @@ class RedisStore(LeaseStore):
     ) -> Lease:
         """See `LeaseStore.acquire`."""
         opened = self._get_open()
-        return await opened.releases.follow(name, holder, opened.table.acquire(name, holder, ttl, data, waiting))
+        lease = await opened.releases.follow(name, holder, opened.table.acquire(name, holder, ttl, data, waiting))
+        opened.sweeper.begin_if_due()
+        return lease
 
     async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
         """See `LeaseStore.renew`."""
@@ -184,6 +188,7 @@ def _woken(opened: _Open, renewals: Sequence[tuple[Lease, bool] | None]) -> list
 
 async def _close(opened: _Open, *, tidy: bool = False) -> None:
     try:
+        await opened.sweeper.close()
         await opened.hints.close()
         if tidy:
             async with asyncio.timeout(TIDY_LIMIT):

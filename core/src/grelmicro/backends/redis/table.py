@@ -22,6 +22,12 @@ from grelmicro.leases.retention import DROPPED_KINDS
 PAGE = 1000
 """How many keys the server looks at for one step of a search."""
 
+SWEEP_PAGE = 500
+"""How many keys are looked at for one part of a sweep, so that no request waits long for it."""
+
+BEGIN = b"0"
+"""Where a search begins, and what the server says at its end."""
+
 BATCH = 200
 """How many records are read in one go."""
 
@@ -159,8 +165,18 @@ class Table:
     async def tidy(self) -> None:
         """Set free what expired."""
         async for names in self._pages(""):
-            calls: list[tuple[str, Arguments]] = [(name, (b"", b"", self._kept(name))) for name in names]
-            await self._run_many(scripts.vacate, calls, "vacating expired leases")
+            await self._vacate(names)
+
+    async def sweep(self, cursor: bytes) -> bytes:
+        """Set free those that expired among the next few locks; where to go on from, which is `BEGIN` at the end."""
+        cursor, names = await self._page("", cursor, SWEEP_PAGE)
+        await self._vacate([name for name in names if name.startswith(DROPPED_KINDS)])
+        return cursor
+
+    async def _vacate(self, names: Sequence[str]) -> None:
+        """Set free those of the records that expired."""
+        calls: list[tuple[str, Arguments]] = [(name, (b"", b"", self._kept(name))) for name in names]
+        await self._run_many(scripts.vacate, calls, "vacating expired leases")
 
     def _renewal(self, lease: Lease, ttl: float, data: Mapping[str, str] | None) -> Arguments:
         return (lease.holder, self._me, lease.fence, _micros(ttl), *_encoded(data))
@@ -174,19 +190,24 @@ class Table:
 
     async def _pages(self, prefix: str) -> AsyncIterator[list[str]]:
         """The names that begin with `prefix`, a few at a time, in no order, and some of them more than once."""
-        pattern = _literally(self._key(prefix)) + b"*"
-        cursor = b"0"
+        cursor = BEGIN
         while True:
-            [answer] = await self._connections.ask(
-                pack(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", PAGE), 1, "looking for records", changes=False
-            )
-            if isinstance(answer, ResponseError):
-                raise _refusal(answer, "looking for records")
-            cursor, keys = answer
-            if keys:
-                yield [key[len(self.prefix) :].decode(errors="replace") for key in keys]
-            if cursor == b"0":
+            cursor, names = await self._page(prefix, cursor, PAGE)
+            if names:
+                yield names
+            if cursor == BEGIN:
                 return
+
+    async def _page(self, prefix: str, cursor: bytes, size: int) -> tuple[bytes, list[str]]:
+        """Where to go on from, and the names that begin with `prefix` among about `size` keys of the server."""
+        pattern = _literally(self._key(prefix)) + b"*"
+        [answer] = await self._connections.ask(
+            pack(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", size), 1, "looking for records", changes=False
+        )
+        if isinstance(answer, ResponseError):
+            raise _refusal(answer, "looking for records")
+        cursor, keys = answer
+        return cursor, [key[len(self.prefix) :].decode(errors="replace") for key in keys]
 
     async def _run(
         self,
