@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from grelmicro.backends.redis import RedisStore
-from grelmicro.errors import BackendUnavailableError
+from grelmicro.errors import BackendUnavailableError, CoordinationBackendError
 from tests.servers import found
 from tests.servers.fixtures import StartRedis, each
 from tests.servers.found import Binary
@@ -301,6 +301,8 @@ async def test_a_restart_that_keeps_everything_keeps_leases(start_redis: StartRe
         expired = await store.acquire("lock:b", HOLDER, 0.05)
         for end in (server.stop, server.kill):
             await asyncio.to_thread(end)
+            with pytest.raises(CoordinationBackendError):  # it may not be known yet that the connection has ended
+                await store.renew(lease, 300.0)
             await refused(store.renew(lease, 300.0), "cannot be used")
             await asyncio.to_thread(server.start)
             renewed = await store.renew(lease, 300.0)

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from grelmicro import Grelmicro
 from grelmicro.backends.memory import MemoryStore
 from grelmicro.coordination import Coordination
+from grelmicro.presence import Presence
 from grelmicro_starlette import exception_handlers, install, lifespan, locked
-from grelmicro_starlette.presence import Presence
 from tests.helpers.worlds import eventually
 from tests.integrations.callers import Busy, Caller, open_app
 from tests.integrations.shops import BASE, MIDDLEWARE, Shop

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
 from typing import Any, Self
 
 from fastapi.requests import HTTPConnection
@@ -41,44 +43,64 @@ class TaskFamily:
         template = NameTemplate(name)
         return cls(template, TaskLock(name, **settings).config.renewing())
 
-    @asynccontextmanager
-    async def hold(
+    def hold(
         self, name: str, connection: HTTPConnection, *, in_thread: Callable[..., object] | None
-    ) -> AsyncIterator[LockHandle]:
-        """Hold the task lock `name` while a request is served, without waiting for it.
-
-        A request that ends before its handler begins has done no work: then it is free at once.
-
-        Raises:
-            WouldBlockError: another holder has it, or its minimum hold is not over.
-            LockLostError: it was lost before the request was served.
-            CoordinationBackendError: the store failed before it was taken.
-        """
-        served = False
+    ) -> AbstractAsyncContextManager[LockHandle]:
+        """Hold the task lock `name` while a request is served; see `TaskHold`."""
         lock = TaskLock.from_config(name, self.config, backend=lock_backend(connection))
+        return TaskHold(lock, connection, in_thread)
+
+
+class TaskHold:
+    """Holds a task lock while a request is served, without waiting for it.
+
+    A request that ends before its handler begins has done no work: then it is free at once. It is no generator, which
+    the garbage collector might end before that of a dependency which a request left unfinished.
+
+    Args:
+        lock: what to hold.
+        connection: the request.
+        in_thread: the function that does the work, if it runs in a thread, which cannot be cancelled: a loss then shows
+            at the end, and if the request is cancelled the lock is held on until the thread has ended.
+
+    Raises:
+        WouldBlockError: another holder has it, or its minimum hold is not over.
+        LockLostError: it was lost before the request was served.
+        CoordinationBackendError: the store failed before it was taken.
+    """
+
+    __slots__ = ("_connection", "_handle", "_in_thread", "_lock", "_thread")
+
+    def __init__(self, lock: TaskLock, connection: HTTPConnection, in_thread: Callable[..., object] | None) -> None:
+        self._lock = lock
+        self._connection = connection
+        self._in_thread = in_thread
+
+    async def __aenter__(self) -> LockHandle:
+        self._handle = handle = await self._lock.__aenter__()
+        self._thread = self._in_thread and InThread(self._in_thread)
+        if self._thread is not None:
+            handle.stop_interrupting(None)  # a thread cannot be cancelled: a loss shows at the end
+        return handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.leave()
+        if error is not None:
+            if not was_entered(route_of(self._connection).endpoint, error):
+                with suppress(GrelmicroError):
+                    await _free(self._handle)
+            elif self._thread is not None and isinstance(error, asyncio.CancelledError):  # it may run on
+                self._thread.then(partial(self._lock.__aexit__, None, None, None))
+                return
         try:
-            async with AsyncExitStack() as stack:
-                handle = await stack.enter_async_context(lock)
-                thread = in_thread and InThread(in_thread)
-                if thread is not None:
-                    handle.stop_interrupting(None)  # a thread cannot be cancelled: a loss shows at the end
-                try:
-                    yield handle
-                except BaseException as error:
-                    with suppress(GrelmicroError):
-                        if not was_entered(route_of(connection).endpoint, error):
-                            await _free(handle)
-                        elif thread is not None and isinstance(error, asyncio.CancelledError):  # it may run on
-                            thread.then(stack.pop_all().aclose)
-                    raise
-                finally:
-                    if thread is not None:
-                        thread.leave()
-                served = True
+            await self._lock.__aexit__(kind, error, traceback)
         except CoordinationBackendError as failure:
-            if not served:
+            if error is not None:
                 raise
-            logger.warning("task lock '%s' runs out later than it should: %s", name, failure)
+            logger.warning("task lock '%s' runs out later than it should: %s", self._lock.name, failure)
 
 
 async def _free(handle: LockHandle) -> None:

@@ -22,8 +22,9 @@ from grelmicro.coordination import (
     WouldBlockError,
 )
 from grelmicro.errors import SettingsValidationError
+from grelmicro.presence import Presence
 from grelmicro.problems import MEDIA_TYPE
-from grelmicro_starlette.presence import ClientLeftError, Presence, presence
+from grelmicro_starlette.presence import ClientLeftError, presence
 from grelmicro_starlette.serving import WEBSOCKET
 
 logger = logging.getLogger("grelmicro.starlette")
