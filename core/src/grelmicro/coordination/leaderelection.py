@@ -315,8 +315,13 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             standing.resign()  # at once, whatever becomes of the rest
             if not standing.ending:  # a second cancellation would cut its end short
                 service.cancel()
+            # Whoever cancels this, perhaps after it was stopped, closes the store next, or ends the process: so this
+            # lasts until the lease is given back, but waits no more for work that does not end.
             with lifecycle.shielded():
-                await asyncio.shield(asyncio.gather(service, return_exceptions=True))
+                await lifecycle.outlast(
+                    asyncio.gather(service, return_exceptions=True),
+                    hurry=lambda: standing.is_idle() or service.cancel(),
+                )
 
     async def _serve(self) -> None:
         outage = Outage(f"election '{self._name}'", logger)

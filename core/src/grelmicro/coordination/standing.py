@@ -119,6 +119,10 @@ class Standing:
                 if not body.cancelled() and (error := body.exception()) is not None:
                     logger.error("work failed when it was cancelled", exc_info=error)
 
+    def is_idle(self) -> bool:
+        """Whether no work of the term runs."""
+        return not self._bodies
+
     async def wait_idle(self, until: float) -> bool:
         """Wait until the term's work has ended, at most until then; whether it has."""
         while self._bodies and (left := until - self.clock.now()) > 0:
