@@ -1,13 +1,11 @@
 """Stopped at any moment, an election leaves no lease, no task and no unusable connection behind."""
 
 import asyncio
-from contextlib import suppress
 
 import pytest
 
-from grelmicro.coordination import LeaderElection, LeadershipLostError
+from grelmicro.coordination import LeaderElection
 from grelmicro.coordination.adapters import LeaderElectionAdapter
-from grelmicro.testing.clock import MovableClock
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
 from tests.helpers.stores import Gate, TroubledStore, late
 from tests.helpers.worlds import SERVED, World, eventually
@@ -115,33 +113,3 @@ async def test_cancelled_after_it_was_stopped_it_lasts_until_the_lease_is_given_
         record = await other.read("leader:job")
         assert record is not None
         assert not record.live
-
-
-async def test_cancelled_after_it_was_stopped_it_waits_no_more_for_work_that_does_not_end(
-    world: World, clock: MovableClock
-) -> None:
-    store = world.troubled()
-    stop, ended = asyncio.Event(), asyncio.Event()
-
-    async def stubborn() -> None:
-        while not ended.is_set():
-            with suppress(asyncio.CancelledError):
-                await ended.wait()
-
-    election = LeaderElection("job", backend=LeaderElectionAdapter(store), lease_duration=LONG, renew_deadline=LONG / 2)
-    running = asyncio.create_task(election(stop=stop))
-    await eventually(election.is_leader, "it leads")
-    work = asyncio.create_task(election.run_in_term(stubborn))
-    await asyncio.sleep(0.01)
-    stop.set()
-    await asyncio.sleep(0.01)
-    running.cancel()
-    for _ in range(30):
-        await clock.advance(0.1)
-        await asyncio.sleep(0.002)
-    await asyncio.wait_for(asyncio.wait({running}), 10)
-    assert running.cancelled()
-    assert not election.is_running()
-    ended.set()
-    with pytest.raises(LeadershipLostError):
-        await work

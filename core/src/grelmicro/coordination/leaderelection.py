@@ -315,13 +315,16 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             standing.resign()  # at once, whatever becomes of the rest
             if not standing.ending:  # a second cancellation would cut its end short
                 service.cancel()
-            # Whoever cancels this, perhaps after it was stopped, closes the store next, or ends the process: so this
-            # lasts until the lease is given back, but waits no more for work that does not end.
+            ended = asyncio.gather(service, return_exceptions=True)
             with lifecycle.shielded():
-                await lifecycle.outlast(
-                    asyncio.gather(service, return_exceptions=True),
-                    hurry=lambda: standing.is_idle() or service.cancel(),
-                )
+                try:
+                    await asyncio.shield(ended)
+                except asyncio.CancelledError:
+                    # Whoever cancels this now, perhaps after it was stopped, closes the store next, or ends the
+                    # process: work that still runs is not waited for, but that the lease is given back is.
+                    if standing.is_idle():
+                        await lifecycle.outlast(ended)
+                    raise
 
     async def _serve(self) -> None:
         outage = Outage(f"election '{self._name}'", logger)
