@@ -6,58 +6,19 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.api_server import certificate
+from tests.helpers.forking import CHILDREN, RUN, WAYS
 from tests.helpers.scripts import script
 from tests.servers.fixtures import StartRedis
 
-FORKING = """
-import asyncio, gc, multiprocessing, os, sys, warnings
+PROGRAM = """
 from grelmicro.coordination.redis import RedisLockAdapter
 from redis import Redis
 
-warnings.simplefilter("ignore", DeprecationWarning)
-url, plain, way = sys.argv[1:]
 backend = RedisLockAdapter(url)
 server = Redis.from_url(plain)
 
 def connections():
     return sorted(client["id"] for client in server.client_list() if client["name"] != "watcher")
-
-async def anew():
-    async with backend:
-        gc.collect()
-        assert (await backend.acquire("lock:a", "other", 1.0)).holder == "h"
-
-def end():
-    if way == "abandons":
-        backend.store.abandon()
-        gc.collect()
-    if way == "opens anew":
-        asyncio.run(anew())
-    if way == "forgets":
-        backend.store._opened = None
-        del globals()["backend"]
-        gc.collect()
-    sys.exit(0)
-
-async def fork():
-    if way == "is a process":
-        child = multiprocessing.get_context("fork").Process(target=gc.collect)
-        child.start()
-        await asyncio.to_thread(child.join)
-        assert child.exitcode == 0
-        return
-    pid = os.fork()
-    if pid == 0:
-        if way == "ends the loop":
-            sys.exit(0)
-        raise KeyError  # out of the loop, which is left as it is
-    if way != "ends the loop":
-        assert (await asyncio.to_thread(os.waitpid, pid, 0))[1] == 0
-        return
-    # The child has closed the loop, and with it, as asyncio does it, what tells the parent's loop of threads.
-    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
-        await asyncio.sleep(0.01)
-    assert ended[1] == 0
 
 async def main():
     server.client_setname("watcher")
@@ -80,20 +41,7 @@ async def main():
     print("parent", flush=True)
     if way == "ends the loop":
         os._exit(0)  # asyncio.run would wait for a thread
-
-if way == "ends the loop":
-    asyncio.run(main())
-else:
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(main())
-    except KeyError:
-        end()
-    loop.close()
 """
-
-
-WAYS = ["exits", "abandons", "forgets", "opens anew", "ends the loop", "is a process"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -105,5 +53,5 @@ def test_a_child_that_ends_leaves_the_connections_to_its_parent(
     files = {"tls_cert_file": str(folder / "cert.pem"), "tls_key_file": str(folder / "key.pem")}
     server = start_redis(tls_port=port, tls_auth_clients="no", **files)
     url = server.url if kind == "plain" else f"rediss://127.0.0.1:{port}?ssl_ca_certs={folder / 'cert.pem'}"
-    with script(FORKING, url, server.url, way, strict=False) as process:
+    with script(CHILDREN + PROGRAM + RUN, url, server.url, way, strict=False) as process:
         assert process.end() == (0, "parent\n", "")

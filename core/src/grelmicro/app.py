@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from inspect import isclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
@@ -42,7 +42,7 @@ class Grelmicro(Resource):
     def __init__(self, uses: Iterable[object] = (), *, environment: str | None = None, signals: bool = False) -> None:
         self.environment = _environment(environment)
         self._signals = signals
-        self._uses: list[object] = []
+        self._uses: list[AbstractAsyncContextManager[object]] = []
         self._opened = AsyncExitStack()
         self._background: BackgroundLoop | None = None
         if not isinstance(uses, Iterable):
@@ -62,7 +62,7 @@ class Grelmicro(Resource):
         if self.is_open:
             raise OutOfContextError("use() came after the app was opened: add everything before")
         item = item() if isclass(item) else item
-        if not (hasattr(item, "__aenter__") and hasattr(item, "__aexit__")):
+        if not isinstance(item, AbstractAsyncContextManager):
             raise SettingsValidationError(
                 f"Grelmicro uses async context managers, such as Coordination, a provider or Tasks, "
                 f"not {type(item).__name__}"
@@ -107,7 +107,7 @@ class Grelmicro(Resource):
                 if self._signals and (task := asyncio.current_task()) is not None:
                     stack.enter_context(handing_over(self, unhandled=task.cancel, hurry=self.hurry))
                 for item in ordered:
-                    await stack.enter_async_context(item)  # type: ignore[arg-type]
+                    await stack.enter_async_context(item)
                 self._opened = stack.pop_all()
         except BaseException:
             open_apps.remove(self)

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,10 +11,8 @@ from pathlib import Path
 
 from grelmicro.errors import SettingsValidationError
 
-try:
+if sys.platform != "win32":
     import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -153,7 +152,7 @@ def create(path: str) -> None:
 @contextmanager
 def _alone(folder: str) -> Iterator[None]:
     """Let one process at a time create files in `folder`; a stranger's lock on it is waited for at most a second."""
-    if fcntl is None:
+    if sys.platform == "win32":
         yield
         return
     handle = os.open(folder, os.O_RDONLY)
