@@ -9,8 +9,8 @@ from typing import Any
 import asyncpg
 import pytest
 
+from grelmicro.backends import sweeper
 from grelmicro.backends.postgres import PostgresProvider, PostgresStore
-from grelmicro.backends.postgres import store as postgres_store
 from grelmicro.coordination import Lock
 from grelmicro.errors import BackendUnavailableError, OutOfContextError
 from grelmicro.leases import Lease
@@ -376,8 +376,8 @@ async def test_a_queue_of_messages_that_is_full_fails_no_release(
 
 
 async def test_old_free_locks_are_dropped_and_nothing_else(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres_store, "SWEEP_INTERVAL", 0.0)
-    monkeypatch.setattr(postgres_store, "SWEEP_PAUSE", 0.0)
+    monkeypatch.setattr(sweeper, "SWEEP_INTERVAL", 0.0)
+    monkeypatch.setattr(sweeper, "SWEEP_PAUSE", 0.0)
     async with PostgresStore(postgres_url) as store, stranger(postgres_url) as connection:
         names = [f"lock:{number:05d}" for number in range(1200)]
         kept = ["leader:main", "schedule:report", "lock:data", "lock:held", "tasklock:young"]

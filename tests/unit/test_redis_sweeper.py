@@ -9,8 +9,9 @@ import pytest
 from redis.asyncio import Redis
 
 from grelmicro import Grelmicro
-from grelmicro.backends.redis import RedisLockAdapter, RedisStore, sweeper, table
-from grelmicro.backends.redis.sweeper import SWEEP_INTERVAL
+from grelmicro.backends import sweeper
+from grelmicro.backends.redis import RedisLockAdapter, RedisStore, table
+from grelmicro.backends.sweeper import SWEEP_INTERVAL
 from grelmicro.coordination import Coordination, TaskLock
 from grelmicro.testing import MovableClock
 from tests.helpers.worlds import PATIENCE
@@ -135,7 +136,7 @@ async def test_a_round_is_due_once_in_an_interval_and_goes_on_a_part_at_a_time(
         await store.acquire("lock:now", "h", 300.0)
         await asyncio.sleep(0.1)
         assert await lasting(client, namespace) == first, "a round that is under way is the only one"
-        rounds = [task for task in asyncio.all_tasks() if task.get_name() == "grelmicro-redis-sweeper"]
+        rounds = [task for task in asyncio.all_tasks() if task.get_name() == "grelmicro-sweeper"]
         assert len(rounds) == 1
 
 
@@ -146,7 +147,7 @@ async def test_a_user_who_may_not_search_still_acquires(
     server = start_redis(user=["default on nopass ~* &* +@all -scan"])
     caplog.set_level(logging.DEBUG, logger="grelmicro")
     async with RedisStore(server.url, namespace=namespace) as store, asyncio.timeout(PATIENCE):
-        while "expired locks were left as they are" not in caplog.text:
+        while "old records were left as they are" not in caplog.text:
             assert (await store.acquire("lock:a", "h", 300.0)).granted_to("h")
             await asyncio.sleep(0.02)
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
@@ -165,7 +166,7 @@ async def test_a_server_that_is_gone_ends_the_round_and_the_next_one_goes_on(
         await store.acquire("lock:now", "h", 300.0)
         server.kill()
         async with asyncio.timeout(PATIENCE):
-            while "expired locks were left as they are" not in caplog.text:
+            while "old records were left as they are" not in caplog.text:
                 await asyncio.sleep(0.02)
         server.start()
         monkeypatch.setattr(sweeper, "SWEEP_PAUSE", 0.0)

@@ -30,6 +30,8 @@ class Holdings(dict[Owner, "LockHandle"]):
 class LockHandle(Hold):
     """A held lease. Every acquisition has a handle of its own; it keeps the backend that granted it."""
 
+    _guards_block = False
+
     def __init__(
         self,
         name: str,
@@ -43,8 +45,6 @@ class LockHandle(Hold):
         Hold.__init__(self, name, lease, backend, sent_at, duration)
         self.owner = owner
         self._holdings = holdings
-
-    _guards_block = False
 
     def guard_block(self) -> None:
         """A block began whose end gives it back."""

@@ -4,8 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from contextvars import Context
-from random import random
+from functools import partial
 from typing import NamedTuple
 
 from grelmicro import lifecycle
@@ -20,6 +19,7 @@ from grelmicro.backends.postgres.server import Server
 from grelmicro.backends.postgres.statements import Statements
 from grelmicro.backends.postgres.table import Table, topic_of
 from grelmicro.backends.postgres.url import SCHEMA, Settings, check_schema, limit_of, listening
+from grelmicro.backends.sweeper import Sweeper
 from grelmicro.clock import Clock
 from grelmicro.config import check_seconds
 from grelmicro.errors import GrelmicroError, OutOfContextError
@@ -35,12 +35,6 @@ CONNECTIONS = 5
 RENEWAL_CONNECTIONS = 2
 """Connections for renewals, which must not wait for anything else, at most."""
 
-SWEEP_INTERVAL = 3600.0
-"""Seconds between two rounds through the records for old ones."""
-
-SWEEP_PAUSE = 1.0
-"""Seconds between two parts of such a round."""
-
 LAST_LIMIT = 1.0
 """Seconds for which closing tries to vacate what expired."""
 
@@ -54,6 +48,7 @@ class _Open(NamedTuple):
     table: Table
     connections: tuple[Requests, ...]
     hints: Hints | None
+    sweeper: Sweeper[str]
 
 
 class PostgresStore(LeaseStore):
@@ -121,8 +116,6 @@ class PostgresStore(LeaseStore):
         self._retention = check_seconds("retention", retention)
         self._statements = Statements(self._schema, self.namespace)
         self._opened: _Open | None = None
-        self._sweeper: asyncio.Task[None] | None = None
-        self._sweep_at = 0.0
 
     @property
     def table_sql(self) -> str:
@@ -152,7 +145,6 @@ class PostgresStore(LeaseStore):
                 "PostgreSQL: waiters poll, since hints need a connection that no pool lends: give listen_url="
             )
         self._opened = opened
-        self._sweep_at = self.clock.now() + SWEEP_INTERVAL * random()
 
     async def close(self) -> None:
         """Vacate what expired, if the server answers in a moment, and close the connections, which is not cut short."""
@@ -160,20 +152,16 @@ class PostgresStore(LeaseStore):
         if opened is None:
             return
         try:
-            if self._sweeper is not None:
-                self._sweeper.cancel()
-                await asyncio.wait({self._sweeper})
+            await opened.sweeper.close()
             await opened.table.vacate(LAST_LIMIT)
         except Exception as error:  # what expired is free anyway
             logger.debug("closing PostgreSQL: expired leases stay as they are: %s", error)
         finally:
-            self._sweeper = None
             await outlast(asyncio.ensure_future(_close(opened)))
 
     def abandon(self) -> None:
         """Forget the connections and waiters of a loop that is gone; those of a parent process are not touched."""
         opened, self._opened = self._opened, None
-        self._sweeper = None
         if opened is not None and self._generation is lifecycle.generation:
             inherited.closed(opened)
             for connections in opened.connections:
@@ -185,10 +173,9 @@ class PostgresStore(LeaseStore):
         self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
     ) -> Lease:
         """See `LeaseStore.acquire`."""
-        table = self._get_open().table
-        lease = await table.acquire(name, holder, max(ttl, self.resolution), data, waiting)
-        if self.clock.now() >= self._sweep_at:
-            self._begin_sweep(table)
+        opened = self._get_open()
+        lease = await opened.table.acquire(name, holder, max(ttl, self.resolution), data, waiting)
+        opened.sweeper.begin_if_due()
         return lease
 
     async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
@@ -272,30 +259,14 @@ class PostgresStore(LeaseStore):
             feed = PostgresFeed(listen, requests, self._statements)
             hints = Hints(feed, self.clock, title="PostgreSQL", silence=SILENCE)
         table = Table(self._statements, self.namespace, requests, renewals, self.clock, self._limit)
-        return _Open(table, (requests, renewals), hints)
+        sweeper = Sweeper(partial(table.sweep, retention=self._retention), "", self.clock, "PostgreSQL")
+        return _Open(table, (requests, renewals), hints, sweeper)
 
     def _get_open(self) -> _Open:
         self.check_open()
         if self._opened is None:
             raise OutOfContextError("PostgresStore is closing: keep it open until its users have ended")
         return self._opened
-
-    def _begin_sweep(self, table: Table) -> None:
-        self._sweep_at = self.clock.now() + SWEEP_INTERVAL
-        if self._sweeper is None or self._sweeper.done():
-            # In a context of its own: it may live longer than the request that happened to start it.
-            self._sweeper = asyncio.get_running_loop().create_task(
-                self._sweep(table), name="grelmicro-postgres-sweeper", context=Context()
-            )
-
-    async def _sweep(self, table: Table) -> None:
-        """One round through the records, a few at a time."""
-        after = ""
-        try:
-            while after := await table.sweep(after, self._retention):
-                await asyncio.sleep(SWEEP_PAUSE)
-        except Exception as error:  # another round comes
-            logger.debug("dropping old records in PostgreSQL: %s", error)
 
 
 def _wake(hints: Hints | None, name: str) -> None:

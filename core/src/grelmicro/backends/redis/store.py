@@ -15,9 +15,9 @@ from grelmicro.backends.redis.feed import RedisFeed
 from grelmicro.backends.redis.library import ResponseError
 from grelmicro.backends.redis.scripts import pack
 from grelmicro.backends.redis.server import RedisServer
-from grelmicro.backends.redis.sweeper import Sweeper
-from grelmicro.backends.redis.table import Table
+from grelmicro.backends.redis.table import BEGIN, Table
 from grelmicro.backends.releases import Releases
+from grelmicro.backends.sweeper import Sweeper
 from grelmicro.clock import Clock
 from grelmicro.config import check_seconds
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutOfContextError
@@ -39,7 +39,7 @@ class _Open:
     table: Table
     hints: Hints
     releases: Releases
-    sweeper: Sweeper
+    sweeper: Sweeper[bytes]
 
 
 class RedisStore(LeaseStore):
@@ -84,7 +84,10 @@ class RedisStore(LeaseStore):
         connections = Connections(self.server)
         table = Table(connections, self.namespace, self.clock, self._retention)
         hints = Hints(RedisFeed(connections, table.prefix), self.clock, title=self.server.safe_url)
-        opened = _Open(connections, table, hints, Releases(hints.send), Sweeper(table, self.clock))
+        # A record that is held has no time to live, since a server that is short of memory may drop what has one. So a
+        # lease that ends by its time leaves a record without one, until a sweep comes by.
+        sweeper = Sweeper(table.sweep, BEGIN, self.clock, "Redis")
+        opened = _Open(connections, table, hints, Releases(hints.send), sweeper)
         inherited.opened(opened)
         try:
             await self._look_around(opened)

@@ -1,17 +1,13 @@
-"""Sets free, in the background, the locks on a Redis server whose lease ended by itself.
-
-A record that is held has no time to live, since a server that is short of memory may drop what has one. So a lease that
-ends by its time leaves a record without: what stays of a task lock's minimum hold, or of a process that was killed.
-"""
+"""Goes through the records of a store now and then, in the background and a few at a time."""
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from random import random
+from typing import Generic, TypeVar
 
-from grelmicro.backends.redis.table import BEGIN, Table
 from grelmicro.clock import Clock
-from grelmicro.errors import CoordinationBackendError
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -21,18 +17,24 @@ SWEEP_INTERVAL = 3600.0
 SWEEP_PAUSE = 1.0
 """Seconds between two parts of such a round."""
 
+P = TypeVar("P")
 
-class Sweeper:
-    """Goes through the records of one namespace now and then.
+
+class Sweeper(Generic[P]):
+    """Begins rounds when they are due, one at a time.
 
     Args:
-        table: the records.
+        sweep: tidies the next few records from a place on, and returns the place to go on from; `begin` at the end.
+        begin: where a round begins.
         clock: says when a round is due. The first one is at a random time, so that processes take turns.
+        title: whose records, for the log.
     """
 
-    def __init__(self, table: Table, clock: Clock) -> None:
-        self._table = table
+    def __init__(self, sweep: Callable[[P], Awaitable[P]], begin: P, clock: Clock, title: str) -> None:
+        self._sweep = sweep
+        self._begin = begin
         self._clock = clock
+        self._title = title
         self._due = clock.now() + SWEEP_INTERVAL * random()
         self._round: asyncio.Task[None] | None = None
 
@@ -45,7 +47,7 @@ class Sweeper:
         if self._round is None or self._round.done():
             # In a context of its own: it may live longer than the request that happened to start it.
             self._round = asyncio.get_running_loop().create_task(
-                self._sweep(), name="grelmicro-redis-sweeper", context=Context()
+                self._go_round(), name="grelmicro-sweeper", context=Context()
             )
 
     async def close(self) -> None:
@@ -54,10 +56,10 @@ class Sweeper:
             self._round.cancel()
             await asyncio.wait({self._round})
 
-    async def _sweep(self) -> None:
-        cursor = BEGIN
+    async def _go_round(self) -> None:
+        place = self._begin
         try:
-            while (cursor := await self._table.sweep(cursor)) != BEGIN:
+            while (place := await self._sweep(place)) != self._begin:
                 await asyncio.sleep(SWEEP_PAUSE)
-        except CoordinationBackendError as error:  # another round comes
-            logger.debug("expired locks were left as they are: %s", error)
+        except Exception as error:  # another round comes
+            logger.debug("%s: old records were left as they are: %s", self._title, error)
