@@ -1,5 +1,6 @@
 """Fixtures of every test: real servers; and what is done once for all tests."""
 
+from tests.helpers.foreground import pytest_configure
 from tests.helpers.groups import pytest_collection_modifyitems
 from tests.helpers.heap import pytest_collection, pytest_sessionfinish
 from tests.servers.fixtures import (
@@ -33,6 +34,7 @@ __all__ = [
     "postgres_url",
     "pytest_collection",
     "pytest_collection_modifyitems",
+    "pytest_configure",
     "pytest_sessionfinish",
     "redis_server",
     "redis_url",
