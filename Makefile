@@ -103,5 +103,5 @@ $(OLDEST): $(LISTS) constraints-oldest.txt | $(MADE)
 	@echo "Installing the oldest frameworks into $(VENV), half a minute the first time ..."
 	@$(PIP:constraints.txt=constraints-oldest.txt) -e 'core[redis,postgres]' -e integrations/starlette -e integrations/fastapi \
 	  gunicorn httpx httpx2 hypothesis psutil pytest pytest-asyncio pytest-timeout pytest-xdist python-multipart \
-	  uvicorn uvicorn-worker websockets
+	  uvicorn uvicorn-worker websockets wsproto
 	@touch $@
