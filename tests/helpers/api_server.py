@@ -134,14 +134,11 @@ async def silence(seen: Seen) -> web.StreamResponse:
 def certificate(folder: Path, *, ca: Path | None = None, name: str = "127.0.0.1") -> Path:
     """A folder with a certificate that has signed itself, or that `ca` has signed."""
     folder.mkdir(parents=True, exist_ok=True)
-    signed = (
-        ("-CA", ca / "cert.pem", "-CAkey", ca / "key.pem")
-        if ca
-        else ("-addext", "keyUsage=keyCertSign,digitalSignature")
-    )
+    signed = ("-CA", ca / "cert.pem", "-CAkey", ca / "key.pem") if ca else ()
     command = [
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
         *("-days", "2", "-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1"),
+        *("-addext", "keyUsage=keyCertSign,digitalSignature"),
         *("-keyout", "key.pem", "-out", "cert.pem", *signed),
     ]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)

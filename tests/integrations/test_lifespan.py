@@ -5,7 +5,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import pytest
 from starlette.applications import Starlette
@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination, LeaderElection
+from grelmicro.errors import SettingsValidationError
 from grelmicro.task import Tasks
 from grelmicro_starlette import lifespan
 from tests.helpers.worlds import eventually
@@ -201,3 +202,41 @@ async def test_signal_hands_leadership_over_before_the_end(on: bool) -> None:
         assert signal.getsignal(signal.SIGTERM) is server
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+async def test_second_interrupt_cuts_short_how_the_work_of_the_leader_ends() -> None:
+    ended: list[bool] = []
+    leader = LeaderElection("feed")
+
+    async def feed() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                ended.append(leader.is_leader())
+
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        async with lifespan(Grelmicro(uses=[Coordination.from_url("memory://")]), lead={leader: feed})(Starlette()):
+            await eventually(leader.is_leader, "it leads")
+            await asyncio.sleep(0.05)
+            signal.raise_signal(signal.SIGINT)
+            await eventually(lambda: not leader.is_leader(), "it resigns")
+            await asyncio.sleep(0.05)
+            assert not ended
+            signal.raise_signal(signal.SIGINT)
+            await eventually(lambda: ended == [False], "it has ended")
+            await eventually(lambda: not leader.is_running(), "the lease is given back")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("leader", "work", "text"),
+    [(LeaderElection("feed"), 5, "not int for LeaderElection"), ("feed", asyncio.sleep, "function for str")],
+)
+def test_lead_has_a_coroutine_function_for_each_election(leader: Any, work: Any, text: str) -> None:
+    with pytest.raises(SettingsValidationError, match=text):
+        lifespan(Grelmicro(), lead={leader: work})

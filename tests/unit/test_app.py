@@ -316,3 +316,23 @@ def test_uses_is_a_list() -> None:
     coordination: Any = Coordination(MemoryProvider())
     with pytest.raises(SettingsValidationError, match=r"should be a list, not Coordination: Grelmicro\(uses="):
         Grelmicro(uses=coordination)
+
+
+@pytest.mark.parametrize("url", [None, b"memory://"])
+def test_a_url_is_text(url: Any) -> None:
+    with pytest.raises(SettingsValidationError, match=f"url should be text, not {type(url).__name__}: give one such"):
+        Coordination.from_url(url)
+
+
+def test_another_kind_of_event_loop_is_refused() -> None:
+    """What trio and other libraries do: they run coroutines, and asyncio knows of nothing that runs."""
+
+    async def in_a_block() -> None:
+        async with Lock("cart"):
+            pass
+
+    micro = Grelmicro(uses=[Coordination(MemoryProvider())])
+    with micro:
+        for coroutine in (micro.__aenter__(), in_a_block(), Lock("cart").acquire(timeout=1)):
+            with pytest.raises(OutOfContextError, match="no event loop of asyncio runs here"):
+                coroutine.send(None)

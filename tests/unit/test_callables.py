@@ -1,12 +1,13 @@
 """How a framework runs what it is given to call."""
 
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial, wraps
 from typing import Any
 
 import pytest
 
-from grelmicro.callables import layers, runs_in_thread, yields
+from grelmicro.callables import codes, layers, runs_in_thread, yields
 
 
 def plain() -> None: ...
@@ -91,3 +92,18 @@ def test_what_yields(call: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("call", [plain, coroutine, Object(), Yielding, decorated(plain)])
 def test_what_does_not_yield(call: Callable[..., Any]) -> None:
     assert not yields(call)
+
+
+@pytest.mark.parametrize("call", [plain, partial(plain), Object(), Yielding(), AsyncObject().method])
+def test_the_code_that_runs_is_known(call: Callable[..., Any]) -> None:
+    function = call.func if isinstance(call, partial) else call
+    function = function if inspect.isroutine(function) else type(function).__call__
+    assert codes(call) == {function.__code__}
+
+
+def test_the_code_of_a_decorator_and_of_what_it_decorates_are_known() -> None:
+    assert codes(decorated(plain)) == {decorated(plain).__code__, plain.__code__}
+
+
+def test_what_is_not_written_in_python_has_no_code() -> None:
+    assert not codes(len)

@@ -1,6 +1,8 @@
 """A handle is a held lease: its deadline is on the safe side, it tells the truth, and never takes anything again."""
 
 import asyncio
+import copy
+import pickle
 from typing import Any, cast
 
 import pytest
@@ -211,6 +213,17 @@ async def test_releasing_twice_is_refused(world: World) -> None:
         handle.raise_if_lost()
 
 
+async def test_giving_back_what_was_taken_away_is_told(world: World) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        handle = await Lock("cart", backend=client).acquire()
+        assert await store.inner.release(handle.lease)  # by an operator
+        assert handle.valid, "nobody knows here"
+        with pytest.raises(LockNotOwnedError, match="it expired or was taken over"):
+            await handle.release()
+        assert handle.lost
+
+
 async def test_a_stranger_cannot_act_for_the_holder(world: World) -> None:
     """Neither another task nor another lock of the same name and worker holds what a task of this lock does."""
     async with world.client() as client:
@@ -318,3 +331,13 @@ async def test_after_its_app_closed_a_handle_says_so(world: World) -> None:
     async with client:
         assert await lock.owned(), "the lease goes on, and with an open backend it can be given back"
         await handle.release()
+
+
+async def test_a_handle_cannot_be_sent_to_another_process(world: World) -> None:
+    text = "the handle of lock 'cart' cannot be copied or pickled: acquire the lock where it is needed"
+    async with LockAdapter(world.store()) as client, Lock("cart", backend=client) as handle:
+        for copied in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match=text):
+                copied(handle)
+        with pytest.raises(TypeError, match=text):
+            pickle.dumps(handle.from_thread)

@@ -4,11 +4,20 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from grelmicro.backends.hints import ANSWER_LIMIT, LONGEST_PAUSE, MOST_UNUSED, OPENING_LIMIT, TEST_INTERVAL, Feed, Hints
+from grelmicro.backends.hints import (
+    ANSWER_LIMIT,
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_UNUSED,
+    OPENING_LIMIT,
+    TEST_INTERVAL,
+    Feed,
+    Hints,
+)
 from grelmicro.testing import MovableClock
 from tests.helpers.worlds import eventually
 
@@ -22,6 +31,7 @@ class Switchboard(Feed):
         self.down = False
         self.deaf = False  # messages are lost, as behind a pooler that gives each statement another connection
         self.hanging: set[str] = set()
+        self.slow: set[str] = set()
         self._heard: Callable[[str], None] | None = None
         self._connected: Callable[[], None] | None = None
         self._broken: asyncio.Future[None] | None = None
@@ -70,7 +80,8 @@ class Switchboard(Feed):
             raise ConnectionRefusedError("connection refused")
         if kind in self.hanging:
             await asyncio.Event().wait()
-        await asyncio.sleep(0)
+        for _ in range(5 if kind in self.slow else 1):
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -125,6 +136,7 @@ async def test_without_its_own_hint_the_feed_is_not_believed(
     feed.deaf = True
     with caplog.at_level(logging.WARNING, "grelmicro"):
         async with opened(feed, clock) as hints, hints.watch("a") as waiter:
+            assert not waiter.pushes, "nor while the first one may still come"
             for _ in range(40):
                 await clock.advance(ANSWER_LIMIT)
                 assert not waiter.pushes
@@ -155,6 +167,39 @@ async def test_a_broken_connection_wakes_everybody_and_is_made_anew(feed: Switch
         assert await asyncio.wait_for(b.wait(1_000.0), 5.0) is True
 
 
+async def test_a_server_that_is_away_is_asked_less_and_less_often_until_it_is_back(
+    feed: Switchboard, clock: MovableClock
+) -> None:
+    async with opened(feed, clock) as hints, hints.watch("a") as waiter:
+        for _ in range(2):  # the second time as the first
+            asked = feed.calls["listen"]
+            feed.down = True
+            feed.cut()
+            await clock.advance(1.0)
+            assert feed.calls["listen"] >= asked + 2, "it may be back at once"
+            async with hints.watch("another") as another:
+                assert not another.pushes
+            await clock.advance(4 * LONGEST_PAUSE)
+            assert feed.calls["listen"] <= asked + 15
+            feed.down = False
+            await clock.advance(LONGEST_PAUSE)
+            await eventually(lambda: waiter.pushes, "hints are believed again")
+
+
+async def test_a_new_connection_is_not_believed_for_what_the_old_one_did(
+    feed: Switchboard, clock: MovableClock
+) -> None:
+    async with opened(feed, clock) as hints, hints.watch("a") as waiter:
+        assert waiter.pushes
+        feed.deaf = True
+        feed.cut()
+        await eventually(lambda: not waiter.pushes, "the end is noticed")
+        await clock.advance(FIRST_PAUSE * 4)
+        await eventually(lambda: "a" in feed.topics, "it is subscribed again")
+        await asyncio.sleep(0.01)
+        assert not waiter.pushes
+
+
 async def test_a_gap_in_what_is_told_wakes_everybody_and_nothing_is_made_anew(
     feed: Switchboard, clock: MovableClock
 ) -> None:
@@ -182,6 +227,30 @@ async def test_a_lazy_feed_is_not_connected_before_somebody_waits(feed: Switchbo
         pass
 
 
+async def test_a_lazy_feed_that_breaks_is_connected_again_for_who_waits(feed: Switchboard, clock: MovableClock) -> None:
+    async with opened(feed, clock, lazy=True) as hints, hints.watch("a") as waiter:
+        await eventually(lambda: waiter.pushes, "hints are believed")
+        feed.cut()
+        await eventually(lambda: not waiter.pushes, "the end is noticed")
+        await clock.advance(LONGEST_PAUSE)
+        await eventually(lambda: waiter.pushes, "hints are believed again")
+
+
+async def test_a_lazy_feed_that_is_opened_again_is_not_connected_before_somebody_waits(
+    feed: Switchboard, clock: MovableClock
+) -> None:
+    hints = Hints(feed, clock, title="the store", lazy=True)
+    await hints.start()
+    async with hints.watch("a") as waiter:
+        await eventually(lambda: waiter.pushes, "hints are believed")
+    await hints.close()
+    listened = feed.calls["listen"]
+    await hints.start()
+    await clock.advance(TEST_INTERVAL)
+    assert feed.calls["listen"] == listened
+    await hints.close()
+
+
 async def test_a_feed_that_falls_silent_is_found_out_while_somebody_waits(
     feed: Switchboard, clock: MovableClock
 ) -> None:
@@ -206,6 +275,10 @@ async def test_a_connection_that_hangs_does_not_delay_opening_for_long(feed: Swi
     feed.hanging = {"listen"}
     async with asyncio.timeout(5.0), opened(feed, clock) as hints, hints.watch("a") as waiter:
         assert not waiter.pushes
+        assert not feed.calls["follow"], "there is nothing yet to subscribe on"
+        feed.hanging = set()
+        await clock.advance(ANSWER_LIMIT + LONGEST_PAUSE)
+        await eventually(lambda: waiter.pushes, "it is given up, and another one made")
 
 
 async def test_a_subscription_that_hangs_is_given_up_and_its_topic_polled(
@@ -213,6 +286,7 @@ async def test_a_subscription_that_hangs_is_given_up_and_its_topic_polled(
 ) -> None:
     async with opened(feed, clock) as hints:
         feed.hanging = {"follow"}
+        sent = feed.calls["send"]
 
         async def enter() -> bool:
             async with hints.watch("a") as waiter:
@@ -223,6 +297,7 @@ async def test_a_subscription_that_hangs_is_given_up_and_its_topic_polled(
         assert not entering.done()
         await clock.advance(ANSWER_LIMIT)
         assert await asyncio.wait_for(entering, 5.0) is False
+        await eventually(lambda: feed.calls["send"] == sent + 1, "it is tested whether the connection is to blame")
         feed.hanging = set()
         async with hints.watch("a") as waiter:
             assert waiter.pushes
@@ -257,6 +332,8 @@ async def test_subscriptions_that_nobody_uses_do_not_pile_up(feed: Switchboard, 
                 async with hints.watch(f"name {number}"):
                     pass
             await eventually(lambda: len(feed.topics) <= MOST_UNUSED + 2, "they are ended")
+            await eventually(lambda: not hints._ending, "nothing is kept of them")
+            assert hints._echo.idle
             assert kept.pushes
             assert "kept" in feed.topics
         async with hints.watch("name 0") as again:
@@ -264,7 +341,44 @@ async def test_subscriptions_that_nobody_uses_do_not_pile_up(feed: Switchboard, 
             assert "name 0" in feed.topics
 
 
+@pytest.mark.parametrize("use", ["again", "still"])
+async def test_a_subscription_that_somebody_uses_again_or_still_is_not_ended(
+    feed: Switchboard, clock: MovableClock, use: str
+) -> None:
+    async with opened(feed, clock) as hints, AsyncExitStack() as stack:
+        followed = feed.calls["follow"]
+        if use == "still":
+            kept = await stack.enter_async_context(hints.watch("kept"))
+        async with hints.watch("kept"):
+            pass
+        if use == "again":
+            kept = await stack.enter_async_context(hints.watch("kept"))
+        assert feed.calls["follow"] == followed + 1
+        for number in range(MOST_UNUSED + 1):
+            async with hints.watch(f"name {number}"):
+                pass
+        await eventually(lambda: "name 0" not in feed.topics, "what nobody uses is ended")
+        feed.deliver("kept")
+        assert await asyncio.wait_for(kept.wait(1_000.0), 5.0) is True
+
+
+async def test_who_still_waits_when_it_is_closed_leaves_nothing_behind(feed: Switchboard, clock: MovableClock) -> None:
+    hints = Hints(feed, clock, title="the store")
+    await hints.start()
+    async with hints.watch("a") as waiter:
+        await hints.close()
+        assert not feed.topics, "nothing listens any more"
+        assert await asyncio.wait_for(waiter.wait(1_000.0), 5.0) is True
+    assert not hints.used
+    await hints.start()
+    for number in range(MOST_UNUSED + 1):
+        async with hints.watch(f"name {number}"):
+            pass
+    await hints.close()
+
+
 async def test_an_end_on_the_way_does_not_undo_a_new_subscription(feed: Switchboard, clock: MovableClock) -> None:
+    feed.slow = {"unfollow"}
     async with opened(feed, clock) as hints:
         for number in range(MOST_UNUSED + 1):
             async with hints.watch(f"name {number}"):
@@ -274,6 +388,23 @@ async def test_an_end_on_the_way_does_not_undo_a_new_subscription(feed: Switchbo
             await asyncio.sleep(0.01)
             feed.deliver("name 0")
             assert await asyncio.wait_for(waiter.wait(1_000.0), 5.0) is True
+
+
+async def test_an_end_that_hangs_does_not_keep_anybody_for_long(feed: Switchboard, clock: MovableClock) -> None:
+    async with opened(feed, clock) as hints:
+        feed.hanging = {"unfollow"}
+        for number in range(MOST_UNUSED + 1):
+            async with hints.watch(f"name {number}"):
+                pass
+
+        async def enter() -> bool:
+            async with hints.watch("name 0") as waiter:
+                return await waiter.wait(1_000.0)
+
+        entering = asyncio.create_task(enter())
+        await asyncio.sleep(0.01)
+        await clock.advance(ANSWER_LIMIT + LONGEST_PAUSE)
+        assert await asyncio.wait_for(entering, 5.0) is True
 
 
 @pytest.mark.parametrize("steps", range(8))

@@ -2,10 +2,15 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import pytest
 
-from grelmicro.errors import LeadershipLostError, NotLeaderError
+from grelmicro import Grelmicro
+from grelmicro.coordination import Coordination, LeaderElection
+from grelmicro.errors import LeadershipLostError, NotLeaderError, OutOfContextError, TaskError
+from grelmicro.task import Tasks
 from grelmicro.testing import MovableClock
 from tests.helpers.elections import Fleet, Worker
 from tests.helpers.stores import Apply, refused
@@ -326,3 +331,39 @@ async def test_whoever_waits_to_lead_can_be_cancelled(world: World, clock: Movab
             task.cancel()
         await asyncio.wait(waiting)
         assert worker.election._standing.changed.idle
+
+
+async def test_what_cannot_be_called_is_refused_before_anybody_leads() -> None:
+    wrong: Any = 5
+    election = LeaderElection("feed")
+    with pytest.raises(TaskError, match=r"lead\(\) takes a coroutine function, not int: pass it without calling it"):
+        await asyncio.wait_for(election.lead(wrong), 10)
+    with pytest.raises(TaskError, match=r"run_in_term\(\) takes a coroutine function, not int"):
+        await election.run_in_term(wrong)
+
+
+async def test_a_plain_function_is_refused(world: World, clock: MovableClock) -> None:
+    def plain() -> Any:
+        return 5
+
+    async with Fleet(world, clock) as fleet:
+        leader = await fleet.leading()
+        for call in (leader.election.lead, leader.election.run_in_term):
+            with pytest.raises(TaskError, match=r"plain returned int: write it with `async def`"):
+                await call(plain)
+        assert leader.election.is_leader()
+
+
+def test_another_event_loop_than_that_of_the_election_is_refused() -> None:
+    election = LeaderElection("feed")
+
+    async def work() -> None: ...
+
+    async def on_another_loop() -> None:
+        waits = (election.wait_for_leader, election.wait_lose_leader)
+        for call in (*waits, partial(election.lead, work), partial(election.run_in_term, work)):
+            with pytest.raises(OutOfContextError, match="election 'feed' runs on another event loop than this code"):
+                await asyncio.wait_for(call(), 10)
+
+    with Grelmicro(uses=[Coordination.from_url("memory://"), Tasks(tasks=[election])]):
+        asyncio.run(on_another_loop())

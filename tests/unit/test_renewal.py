@@ -276,6 +276,37 @@ async def test_a_renewal_that_shortens_counts_before_its_answer(
             assert handle.expires_in < record.remaining
 
 
+async def test_what_reached_its_limit_is_not_extended_and_lasts_until_its_end(
+    world: World, clock: MovableClock
+) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        lock = TaskLock("job", backend=client, lease_duration=60, max_hold=60)
+        async with lock as handle:
+            handle.backdate(10)
+            await clock.advance(55)
+            with pytest.raises(LockNotOwnedError, match="reached its max_hold"):
+                await handle.extend()
+            assert handle.valid
+            assert store.calls["renew"] == 0
+
+
+async def test_the_answer_to_a_renewal_does_not_end_a_minimum_hold(world: World, clock: MovableClock) -> None:
+    store = world.troubled(ordered=False)
+    async with LockAdapter(store) as client, world.client() as other:
+        gate = Gate(after=True)
+        async with TaskLock("job", backend=client, lease_duration=60, min_hold_duration=60, auto_renew=True):
+            store.suffer("renew_many", gate)
+            await clock.advance(20.1)
+            await eventually(gate.arrived.is_set, "it is renewed")
+        gate.open.set()
+        await asyncio.sleep(0.02)
+        assert not client._background, "nothing is undone"
+        record = await other.read("tasklock:job")
+        assert record is not None
+        assert record.remaining > 30
+
+
 async def test_what_was_given_back_or_shortened_is_not_renewed(world: World, clock: MovableClock) -> None:
     store = world.troubled()
     async with LockAdapter(store) as client, world.client() as other:

@@ -153,7 +153,12 @@ NAMESPACE = "namespace should be 1 to 63 letters, digits, '_', '-' or '.': name 
 
 USES: list[tuple[str, Callable[[], object], str]] = [
     ("no URL", lambda: Coordination.from_url("memory"), SCHEME),
-    ("no text", lambda: Coordination.from_url(5), SCHEME),  # type: ignore[arg-type]
+    (
+        "no text",
+        lambda: Coordination.from_url(5),  # type: ignore[arg-type]
+        "Coordination.from_url: url should be text, not int: give one such as sqlite:///locks.db, "
+        "and look whether the variable that it is read from is set",
+    ),
     ("unknown scheme", lambda: Coordination.from_url("ftp://user:secret@host/"), SCHEME),
     ("memory with a host", lambda: Coordination.from_url("memory://user:secret@host"), MEMORY),
     ("memory with an option", lambda: Coordination.from_url("memory://?secret=1"), MEMORY),

@@ -140,6 +140,26 @@ async def test_the_file_is_in_write_ahead_mode_and_not_synchronous_at_each_commi
         assert modes == ["wal", 1]
 
 
+def test_a_file_that_can_have_no_write_ahead_log_is_refused() -> None:
+    table = sqlite_table.Table("grelmicro", MovableClock(), DAY)
+    with (
+        closing(sqlite3.connect(":memory:")) as connection,
+        pytest.raises(BackendUnavailableError, match="cannot have a write-ahead log, only 'memory'"),
+    ):
+        table.prepare(connection)
+
+
+async def test_a_connection_that_is_closed_does_nothing_any_more(path: Path) -> None:
+    lane = sqlite_lane.Lane(str(path), lambda connection: None)
+    assert await lane.read(lambda connection: 1) == 1
+    await asyncio.wrap_future(lane.close())
+    lane.join()
+    with pytest.raises(OutOfContextError, match="was closed while it was in use"):
+        await lane.read(lambda connection: 1)
+    lane.later(lambda connection: None)
+    assert lane.close().done()
+
+
 async def test_namespaces_do_not_meet(path: Path) -> None:
     async with SQLiteStore(path, namespace="shop") as shop, SQLiteStore(path, namespace="blog") as blog:
         assert (await shop.acquire("lock:a", "a", 5)).granted_to("a")
@@ -768,7 +788,10 @@ async def test_the_retention_can_be_set(path: Path, clock: MovableClock) -> None
 
 async def test_a_fence_goes_on_after_its_record_was_dropped(path: Path, clock: MovableClock) -> None:
     async with SQLiteStore(path, clock=clock) as store:
-        fences = [(await store.acquire(f"lock:{number}", "a", 5.0)).fence for number in range(3)]
+        fences = []
+        for number in range(3):
+            fences.append((await store.acquire(f"lock:{number}", "a", 5.0)).fence)
+            await clock.advance(1.0)
     await clock.advance(8 * DAY)
     async with SQLiteStore(path, clock=clock):
         assert await names_in(path) == []

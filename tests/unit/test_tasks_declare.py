@@ -304,3 +304,36 @@ async def test_nothing_runs_without_tasks() -> None:
         assert asyncio.all_tasks() == before
         tasks.hand_over()
     assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("wrong", [tick, LeaderElection, "tick", None])
+def test_what_is_no_task_is_refused(wrong: Any) -> None:
+    text = f"not {type(wrong).__name__}: declare a function with @tasks.every"
+    with pytest.raises(TaskError, match=text):
+        TaskRouter().add_task(wrong)
+    with pytest.raises(TaskError, match=text):
+        Tasks(tasks=[wrong])
+
+
+async def test_what_is_no_task_is_refused_while_others_run() -> None:
+    wrong: Any = tick
+    async with Tasks() as tasks:
+        with pytest.raises(TaskError, match="not function"):
+            tasks.add_task(wrong)
+
+
+def test_a_task_that_comes_after_its_router_was_included_is_refused() -> None:
+    router, tasks = TaskRouter(), Tasks()
+    router.every(seconds=1)(tick)
+    tasks.include_router(router)
+    with pytest.raises(TaskError, match="task 'late' came after its router was included, and would never run"):
+        router.every(seconds=1, name="late")(tick)
+    tasks.every(seconds=1, name="own")(tick)
+    assert [task.name for task in of(tasks)] == [of(router)[0].name, "own"]
+    Tasks().include_router(router)  # of another app
+
+
+def test_only_routers_are_included() -> None:
+    wrong: Any = tick
+    with pytest.raises(TaskError, match=r"include_router\(\) takes a TaskRouter, not function"):
+        Tasks().include_router(wrong)

@@ -195,3 +195,17 @@ async def test_an_election_that_was_never_started_is_told_once(
         "task forgotten waits for the leader of 'job', and this worker takes no part in that election: "
         "add it to Tasks, or run it in a task of its own"
     ]
+
+
+def test_a_task_whose_leader_is_on_another_event_loop_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    ahead, leader = LeaderElection("job"), LeaderElection("job")
+
+    async def on_another_loop() -> None:
+        tasks = Tasks()
+        tasks.every(seconds=60, leader=leader, name="job")(lambda: pytest.fail("it does not lead"))
+        async with tasks:
+            await eventually(lambda: "task job ended while the others run on" in caplog.text, "it is told")
+
+    with Grelmicro(uses=[Coordination(MemoryProvider()), Tasks(tasks=[ahead, leader])]):
+        asyncio.run(on_another_loop())
+    assert "election 'job' runs on another event loop than this code" in caplog.text

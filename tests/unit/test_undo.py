@@ -261,6 +261,19 @@ async def test_a_release_that_was_carried_out_unheard_is_a_release(world: World)
         assert not handle.lost
 
 
+async def test_a_release_that_was_begun_in_time_may_be_confirmed_later(world: World, clock: MovableClock) -> None:
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        store.break_down(reply_lost, "release")
+        handle = await Lock("cart", backend=client, lease_duration=LONG).acquire()
+        with pytest.raises(OutcomeUnknownError):
+            await handle.release()
+        await clock.advance(2 * LONG)
+        store.heal()
+        await handle.release()
+        assert handle.released
+
+
 async def test_after_an_unknown_release_its_task_can_acquire_again(world: World) -> None:
     store = world.troubled()
     async with LockAdapter(store) as client:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import CodeType
 from typing import Any
 
 
@@ -26,6 +27,12 @@ def yields(call: Callable[..., object]) -> bool:
     *_, innermost = layers(call)
     function = _function(innermost)
     return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def codes(call: Callable[..., object]) -> set[CodeType]:
+    """Of the functions that run when `call` is called; what is not written in Python has none."""
+    found = (getattr(_function(layer), "__code__", None) for layer in layers(call))
+    return {code for code in found if isinstance(code, CodeType)}
 
 
 def _function(call: Any) -> Any:

@@ -61,6 +61,21 @@ def shielded() -> AbstractContextManager[object]:
     return nullcontext() if anyio is None else cast(AbstractContextManager[object], anyio.CancelScope(shield=True))
 
 
+def running_loop() -> asyncio.AbstractEventLoop:
+    """The event loop that runs here.
+
+    Raises:
+        OutOfContextError: asyncio does not run here.
+    """
+    try:
+        return get_running_loop()
+    except RuntimeError as error:
+        raise OutOfContextError(
+            "no event loop of asyncio runs here, and no other kind is supported: start it with asyncio.run(); a "
+            "program on trio opens the app with `with`, and uses `from_thread` in a thread"
+        ) from error
+
+
 class Resource:
     """Opened by each of its users with `async with`; the first opens it, the last closes it.
 
@@ -108,7 +123,7 @@ class Resource:
 
     async def __aenter__(self) -> Self:
         self._leave_the_dead()
-        loop = asyncio.get_running_loop()
+        loop = running_loop()
         while self._loop is loop and self._change is not None:  # another one opens or closes it now
             await asyncio.wait({self._change})
         if self._loop is None:

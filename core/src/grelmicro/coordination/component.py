@@ -100,7 +100,12 @@ class Coordination(Resource):
             SettingsValidationError: the URL or one of its options is not known.
             DependencyNotFoundError: the store's client library is not installed.
         """
-        scheme = url.partition("://")[0].lower() if isinstance(url, str) and "://" in url else ""
+        if not isinstance(url, str):
+            raise SettingsValidationError(
+                f"Coordination.from_url: url should be text, not {type(url).__name__}: "
+                "give one such as sqlite:///locks.db, and look whether the variable that it is read from is set"
+            )
+        scheme = url.partition("://")[0].lower() if "://" in url else ""
         if scheme not in PROVIDERS:
             raise SettingsValidationError(
                 f"Coordination.from_url: the URL's scheme is not known: begin it with {' or '.join(_schemes())}"

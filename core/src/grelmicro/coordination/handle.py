@@ -4,6 +4,7 @@ import weakref
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable
 from types import TracebackType
+from typing import NoReturn
 
 from grelmicro import lifecycle
 from grelmicro.coordination.hold import Hold
@@ -62,6 +63,13 @@ class LockHandle(Hold):
             raise LockReentrantError(
                 f"lock '{self._name}' guards a block already, whose end gives it back: do not enter its handle again"
             )
+
+    def __reduce__(self) -> NoReturn:
+        """A copy, in another process or in this one, could not be told of a loss or a release."""
+        raise TypeError(
+            f"the handle of lock '{self._name}' cannot be copied or pickled: acquire the lock where it is needed, "
+            "and hand on the fencing_token only"
+        )
 
     def renew_automatically(self) -> None:
         """Have it renewed until it is released, lost, dropped by everybody or held for `max_hold` seconds."""
@@ -129,7 +137,7 @@ class LockHandle(Hold):
                 self._release_sent = self._backend.clock.now() < self.deadline
             owned = await self._backend.release(self.lease)
         # The first of two requests may have done it: then the second one's "no" is no loss.
-        if not owned and not (repeated and self._release_sent):
+        if not owned and not repeated:
             self.lose("it expired or was taken over")
             self.leave_owner()
             raise self.lost_error("released")

@@ -19,8 +19,8 @@ from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LeaderRecord
 from grelmicro.coordination.resolve import BackendSource
-from grelmicro.coordination.standing import Standing
-from grelmicro.errors import LeadershipLostError, NotLeaderError, SettingsValidationError, TaskError
+from grelmicro.coordination.standing import Standing, begin, check_work
+from grelmicro.errors import LeadershipLostError, NotLeaderError, OutOfContextError, SettingsValidationError, TaskError
 from grelmicro.leases.lease import NO_DATA
 
 logger = logging.getLogger("grelmicro.leader_election")
@@ -234,12 +234,22 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         return LeaderRecord.of(term.lease)
 
     async def wait_for_leader(self) -> None:
-        """Wait until this instance leads."""
+        """Wait until this instance leads.
+
+        Raises:
+            OutOfContextError: it takes part in the election on another event loop.
+        """
+        self._check_loop()
         while not self.is_leader():
             await self._standing.changed.wait(self._standing.clock)
 
     async def wait_lose_leader(self) -> None:
-        """Wait until the present term is over; returns at once when not leading."""
+        """Wait until the present term is over; returns at once when not leading.
+
+        Raises:
+            OutOfContextError: it takes part in the election on another event loop.
+        """
+        self._check_loop()
         if (term := self._standing.term) is not None:
             await self._standing.wait_over(term)
 
@@ -255,12 +265,17 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
 
         Returns:
             What it returned while leading, or None when it was cancelled by a loss.
+
+        Raises:
+            TaskError: `func` is no coroutine function.
+            OutOfContextError: it takes part in the election on another event loop.
         """
+        check_work("lead()", func)
         while True:
             await self.wait_for_leader()
             if (term := self._standing.term) is None:
                 continue
-            lost, result = await self._standing.run(term, func(*args))
+            lost, result = await self._standing.run(term, begin(func, *args))
             if not lost:
                 return result
             if not repeat:
@@ -272,17 +287,33 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         Raises:
             NotLeaderError: it does not lead; nothing was run.
             LeadershipLostError: the term ended meanwhile.
+            TaskError: `func` is no coroutine function.
+            OutOfContextError: it takes part in the election on another event loop.
         """
+        check_work("run_in_term()", func)
+        self._check_loop()
         term = self._standing.term
         if term is None or not self.is_leader():
             raise self._not_leader()
-        lost, result = await self._standing.run(term, func(*args))
+        lost, result = await self._standing.run(term, begin(func, *args))
         if lost:
             raise LeadershipLostError(
                 f"leadership of '{self._name}' was lost while its work was running: it was cancelled, "
                 "and the next term runs it again"
             )
         return cast(T, result)
+
+    def _check_loop(self) -> None:
+        """Nobody waits, or works, where the end of a term cannot reach him."""
+        service = self._standing.service
+        if service is None or service.done():
+            return
+        loop = service.get_loop()
+        if loop is not asyncio.get_running_loop() and not loop.is_closed():
+            raise OutOfContextError(
+                f"election '{self._name}' runs on another event loop than this code: await it there, "
+                "or run the work as a task of its app, with every(leader=...)"
+            )
 
     async def __call__(self, *, ready: asyncio.Future[None] | None = None, stop: asyncio.Event | None = None) -> None:
         """Take part in the election until cancelled or stopped; then end the term and release the lease.

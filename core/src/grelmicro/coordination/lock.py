@@ -16,6 +16,7 @@ from grelmicro.coordination.wait import Wait
 from grelmicro.errors import CoordinationError, LockTimeoutError
 from grelmicro.events import emit, listeners
 from grelmicro.leases import Lease, Waiter
+from grelmicro.lifecycle import running_loop
 
 
 class LockConfig(LeaseConfig):
@@ -146,7 +147,7 @@ class Lock(LeasePrimitive[LockConfig]):
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, zero=True)
         # Asking a task for its event loop is cheaper than asking which one runs.
-        loop = get_running_loop() if caller is None else caller.get_loop()
+        loop = running_loop() if caller is None else caller.get_loop()
         backend = self._source.find()
         owner: Owner | None = current_task(loop)
         if owner is None or (caller is not None and owner is not caller):

@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Protocol, TypeVar
 
 from grelmicro import lifecycle
 from grelmicro.clock import DRIFT, SYSTEM_CLOCK, Clock, Signal
 from grelmicro.coordination.records import LeaderRecord
+from grelmicro.errors import TaskError
 from grelmicro.leases import Lease
 
 logger = logging.getLogger("grelmicro.leader_election")
@@ -24,6 +25,36 @@ async def end(work: asyncio.Future[T]) -> None:
             work.cancel()
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({work})
+
+
+def check_work(user: str, func: object) -> None:
+    """Raise `TaskError` when the work of a leader cannot be called, before anybody waits for leadership.
+
+    Args:
+        user: what it was given to, for the error's text.
+        func: the work.
+    """
+    if not callable(func):
+        raise TaskError(
+            f"{user} takes a coroutine function, not {type(func).__name__}: pass it without calling it, and its "
+            "arguments after it"
+        )
+
+
+def begin(func: Callable[..., Coroutine[object, object, T]], *args: object) -> Coroutine[object, object, T]:
+    """The coroutine of a leader's work.
+
+    Raises:
+        TaskError: what `func` returned is none.
+    """
+    work = func(*args)
+    if not asyncio.iscoroutine(work):
+        name = getattr(func, "__qualname__", type(func).__name__)
+        raise TaskError(
+            f"the work of a leader is a coroutine function, and {name} returned {type(work).__name__}: write it with "
+            "`async def`, and call what blocks with `await asyncio.to_thread(...)`"
+        )
+    return work
 
 
 class Timing(Protocol):

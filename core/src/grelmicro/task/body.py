@@ -77,10 +77,13 @@ async def _run_in_thread(function: Function, handle: LockHandle | None, *, in_te
 
 
 async def first(waiting: list[Coroutine[object, object, object]]) -> None:
-    """Wait for the first of several things and drop the others."""
+    """Wait for the first of several things and drop the others; one that cannot be waited for raises its error."""
     tasks = {asyncio.ensure_future(each) for each in waiting}
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if not task.cancelled():
+                task.result()
     finally:
         for task in tasks:
             task.cancel()

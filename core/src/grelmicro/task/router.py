@@ -9,7 +9,7 @@ from grelmicro.config import check_name
 from grelmicro.coordination import LeaderElection, TaskLock
 from grelmicro.errors import SettingsValidationError, TaskError
 from grelmicro.task.interval import IntervalTask, check_interval
-from grelmicro.task.task import Task
+from grelmicro.task.task import Task, check_task
 
 F = TypeVar("F", bound=Callable[[], object])
 
@@ -20,6 +20,8 @@ class TaskRouter:
     Args:
         tasks: those to begin with.
     """
+
+    _included = False
 
     def __init__(self, *, tasks: Iterable[Task] = ()) -> None:
         self._tasks: dict[str, Task] = {}
@@ -35,8 +37,14 @@ class TaskRouter:
         """Add a task, such as a `LeaderElection`.
 
         Raises:
-            TaskError: another one has its name.
+            TaskError: another one has its name, it is no task, or this router was included before.
         """
+        check_task(task)
+        if self._included:
+            raise TaskError(
+                f"task {task.name!r} came after its router was included, and would never run: "
+                "add it before include_router()"
+            )
         # Two elections of one role in one process are two candidates, so only names of functions must differ.
         name = task.name if isinstance(task, IntervalTask) else f"{type(task).__name__} {task.name} {id(task)}"
         if name in self._tasks:
@@ -46,13 +54,16 @@ class TaskRouter:
         self._tasks[name] = task
 
     def include_router(self, router: "TaskRouter") -> None:
-        """Add all tasks of another router.
+        """Add all tasks of another router, which takes no more of them then.
 
         Raises:
-            TaskError: a name is there already.
+            TaskError: a name is there already, or it is no router.
         """
+        if not isinstance(router, TaskRouter):
+            raise TaskError(f"include_router() takes a TaskRouter, not {type(router).__name__}")
         for task in router.tasks:
             self.add_task(task)
+        router._included = True
 
     def every(
         self,

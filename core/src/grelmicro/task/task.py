@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
+from grelmicro.errors import TaskError
+
 Outcome = Literal["success", "error", "lost", "skipped", "missed", "coordination_error"]
 """How a due fire ended: it ran; it raised; it lost its lease or leadership while it ran; it is another worker's turn;
 this worker was busy or asleep when it was due; or the store could not tell whose turn it is."""
@@ -21,6 +23,15 @@ class Task(Protocol):
 
     async def __call__(self, *, ready: asyncio.Future[None] | None = None, stop: asyncio.Event | None = None) -> None:
         """Run until `stop` is set, or until cancelled; complete `ready` once it runs."""
+
+
+def check_task(task: object) -> None:
+    """Raise `TaskError` unless `task` can be run by `Tasks`, as far as that can be seen."""
+    if not (callable(task) and isinstance(getattr(task, "name", None), str)):
+        raise TaskError(
+            f"Tasks run an object with a name, such as LeaderElection('feed'), not {type(task).__name__}: "
+            "declare a function with @tasks.every(seconds=60)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

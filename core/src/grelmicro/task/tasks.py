@@ -11,7 +11,7 @@ from grelmicro.errors import TaskError
 from grelmicro.lifecycle import Resource, outlast
 from grelmicro.task.interval import IntervalTask
 from grelmicro.task.router import TaskRouter
-from grelmicro.task.task import Task
+from grelmicro.task.task import Task, check_task
 
 logger = logging.getLogger("grelmicro.task")
 
@@ -47,8 +47,9 @@ class Tasks(TaskRouter, Resource):
         """Add a task; see `TaskRouter.add_task`.
 
         Raises:
-            TaskError: they run already, or another one has its name.
+            TaskError: they run already, another one has its name, or it is no task.
         """
+        check_task(task)
         if self.is_open:
             raise TaskError(f"task {task.name!r} came after the start: add it before the app is opened")
         super().add_task(task)

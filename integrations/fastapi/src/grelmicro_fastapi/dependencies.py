@@ -1,7 +1,6 @@
 """`LockDep` and its like: a held lock and a term of leadership as dependencies."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, get_args
 
 from fastapi import params
@@ -11,8 +10,6 @@ from grelmicro.errors import SettingsValidationError
 from grelmicro.names import NameTemplate
 from grelmicro_fastapi.declared import Declaration
 from grelmicro_fastapi.guards import REQUEST, Guard, HeldFence, HeldLock, HeldLocks, HeldTaskLock, PresentTerm
-from grelmicro_fastapi.tasklock import TaskFamily
-from grelmicro_starlette import LockFamily
 
 Scope = Literal["function", "request"]
 
@@ -56,8 +53,8 @@ def LockDep(
     Raises:
         SettingsValidationError: the template, a setting or a dependency breaks a rule.
     """
-    family = partial(LockFamily.of, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration)
-    return _declaration(HeldLock, family, [name], scope, results)
+    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    return _declaration(HeldLock, [name], settings, scope, results)
 
 
 def FenceDep(
@@ -73,8 +70,8 @@ def FenceDep(
 
     It is for handlers that pass it on and do nothing else with the lock; arguments and errors are those of `LockDep`.
     """
-    family = partial(LockFamily.of, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration)
-    return _declaration(HeldFence, family, [name], scope, results)
+    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    return _declaration(HeldFence, [name], settings, scope, results)
 
 
 def LocksDep(
@@ -102,8 +99,8 @@ def LocksDep(
     Raises:
         SettingsValidationError: there is no name, or a template, a setting or a dependency breaks a rule.
     """
-    family = partial(LockFamily.of, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration)
-    return _declaration(HeldLocks, family, names, scope, results)
+    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    return _declaration(HeldLocks, names, settings, scope, results)
 
 
 def TaskLockDep(
@@ -138,10 +135,8 @@ def TaskLockDep(
     Raises:
         SettingsValidationError: the template, a setting or a dependency breaks a rule.
     """
-    family = partial(
-        TaskFamily.of, min_hold_duration=min_hold_duration, auto_renew=auto_renew, lease_duration=lease_duration
-    )
-    return _declaration(HeldTaskLock, family, [name], scope, results)
+    settings = {"min_hold_duration": min_hold_duration, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    return _declaration(HeldTaskLock, [name], settings, scope, results)
 
 
 def LeaderDep(leader: LeaderElection) -> Any:
@@ -161,21 +156,17 @@ def LeaderDep(leader: LeaderElection) -> Any:
 
 
 def _declaration(
-    guard: type[Guard],
-    family: partial[LockFamily] | partial[TaskFamily],
-    names: Sequence[str],
-    scope: Scope,
-    results: Mapping[str, Any],
+    guard: type[Guard], names: Sequence[str], settings: Mapping[str, Any], scope: Scope, results: Mapping[str, Any]
 ) -> Declaration:
     title = f"{guard.title}({', '.join(map(repr, names))})"
     if not names:
         raise SettingsValidationError(
             f"{title} needs a name: say what is locked, like {guard.title}('cart:{{cart_id}}')"
         )
-    _check_results(title, names, {**family.keywords, "scope": scope}, results)
+    _check_results(title, names, {**settings, "scope": scope}, results)
     if scope not in get_args(Scope):
         raise SettingsValidationError(f"{title}: scope should be 'function' or 'request'")
-    return Declaration(guard([family(name) for name in names], results), scope=scope)
+    return Declaration(guard([guard.family.of(name, **settings) for name in names], results), scope=scope)
 
 
 def _check_results(

@@ -9,7 +9,7 @@ from fastapi import routing
 from fastapi.dependencies.utils import solve_dependencies
 from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 
-from grelmicro.callables import layers
+from grelmicro.callables import codes
 
 SOLVING = solve_dependencies.__code__
 """What FastAPI runs before a handler, and not while it runs."""
@@ -22,12 +22,12 @@ def was_entered(endpoint: Callable[..., Any], error: BaseException) -> bool:
 
     FastAPI does not tell, so this looks at where the error comes from, and at what runs now.
     """
-    codes = {getattr(layer, "__code__", None) for layer in layers(endpoint)}
+    handler = codes(endpoint)
     came_from: BaseException | None = error
     while came_from is not None:  # a custom route may have raised another error in place of it
         path = [frame for frame, _ in walk_tb(came_from.__traceback__)]
         for frame in path:
-            if frame.f_code in codes:
+            if frame.f_code in handler:
                 return True
             if frame.f_code is SOLVING:
                 return False

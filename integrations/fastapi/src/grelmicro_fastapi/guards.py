@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,8 +17,9 @@ from grelmicro.errors import SettingsValidationError
 from grelmicro.names import NoNameError
 from grelmicro_fastapi.declared import Declared, called
 from grelmicro_fastapi.sharing import Key, share
+from grelmicro_fastapi.tasklock import TaskFamily
 from grelmicro_fastapi.values import RouteValues, route_of
-from grelmicro_starlette import check_takes_part, hold_all
+from grelmicro_starlette import LockFamily, check_takes_part, hold_all
 
 logger = logging.getLogger("grelmicro.fastapi")
 
@@ -38,6 +39,7 @@ class Guard(Declared):
     """
 
     title: ClassVar[str] = "LockDep"
+    family: ClassVar[type[LockFamily] | type[TaskFamily]] = LockFamily
     kind: ClassVar[str] = "lock"
     waits: ClassVar[bool] = True
     """Whether it waits for what it holds; then it is taken before anything else of its kind."""
@@ -76,7 +78,7 @@ class Guard(Declared):
                 raise
 
     def hold(
-        self, names: Sequence[str], connection: HTTPConnection, *, in_thread: Callable[..., object] | None
+        self, names: Sequence[str], connection: HTTPConnection, *, in_thread: bool
     ) -> AbstractAsyncContextManager[Any]:
         """Hold what has these names."""
         held: AbstractAsyncContextManager[Any] = self.families[0].hold(names[0], connection, in_thread=in_thread)
@@ -135,7 +137,7 @@ class HeldLocks(Guard):
     kind = "locks"
 
     def hold(
-        self, names: Sequence[str], connection: HTTPConnection, *, in_thread: Callable[..., object] | None
+        self, names: Sequence[str], connection: HTTPConnection, *, in_thread: bool
     ) -> AbstractAsyncContextManager[Any]:
         """Hold all of them."""
         return hold_all(self.families, names, connection, in_thread=in_thread)
@@ -145,6 +147,7 @@ class HeldTaskLock(Guard):
     """Behind `TaskLockDep`."""
 
     title = "TaskLockDep"
+    family = TaskFamily
     kind = "tasklock"
     waits = False
 

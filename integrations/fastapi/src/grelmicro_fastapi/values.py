@@ -46,7 +46,7 @@ class RouteValues:
 
     def __init__(self, route: Any, names: Sequence[str], title: str) -> None:
         self.route = route
-        self.in_thread = route.endpoint if runs_in_thread(route.endpoint) else None
+        self.in_thread = runs_in_thread(route.endpoint)
         self._title = title
         self._names = frozenset(names)
         self._places = _places(route.dependant)

@@ -4,6 +4,7 @@ from grelmicro.callables import runs_in_thread
 from grelmicro.names import NameTemplate
 from grelmicro_starlette.family import LockFamily, hold_all
 from grelmicro_starlette.guards import leader_only, locked
+from grelmicro_starlette.holding import Hold
 from grelmicro_starlette.install import install
 from grelmicro_starlette.lifespan import lifespan
 from grelmicro_starlette.middleware import CoordinationMiddleware
@@ -15,6 +16,7 @@ from grelmicro_starlette.serving import check_takes_part, lock_backend
 __all__ = [
     "ClientLeftError",
     "CoordinationMiddleware",
+    "Hold",
     "LockFamily",
     "NameTemplate",
     "Problem",

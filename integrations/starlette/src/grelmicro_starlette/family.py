@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from grelmicro.config import check_seconds
 from grelmicro.coordination import Lock, LockConfig, LockHandle, MultiLock, MultiLockHandle
 from grelmicro.names import NameTemplate
-from grelmicro_starlette.holding import Function, Hold
+from grelmicro_starlette.holding import hold
 from grelmicro_starlette.serving import lock_backend
 
 
@@ -36,10 +36,10 @@ class LockFamily:
         return cls(template, timeout, config.renewing())
 
     def hold(
-        self, name: str, connection: HTTPConnection, *, in_thread: Function | None
+        self, name: str, connection: HTTPConnection, *, in_thread: bool
     ) -> AbstractAsyncContextManager[LockHandle]:
-        """Hold the lock `name` of this family while a request is served; see `Hold`."""
-        return Hold(self.lock(name, connection), self.timeout, in_thread=in_thread, connection=connection)
+        """Hold the lock `name` of this family while a request is served; see `hold`."""
+        return hold(self.lock(name, connection), self.timeout, connection, in_thread=in_thread)
 
     def lock(self, name: str, connection: HTTPConnection) -> Lock:
         """The lock `name` of this family, in the store of the app that serves the request."""
@@ -51,8 +51,8 @@ class LockFamily:
 
 
 def hold_all(
-    families: Sequence[LockFamily], names: Sequence[str], connection: HTTPConnection, *, in_thread: Function | None
+    families: Sequence[LockFamily], names: Sequence[str], connection: HTTPConnection, *, in_thread: bool
 ) -> AbstractAsyncContextManager[MultiLockHandle]:
-    """Hold a lock of each of these families, all or none, for which the first one's `timeout` counts; see `Hold`."""
+    """Hold a lock of each of these families, all or none, for which the first one's `timeout` counts; see `hold`."""
     locks = [family.lock(name, connection) for family, name in zip(families, names, strict=True)]
-    return Hold(MultiLock(*locks), families[0].timeout, in_thread=in_thread, connection=connection)
+    return hold(MultiLock(*locks), families[0].timeout, connection, in_thread=in_thread)

@@ -44,7 +44,7 @@ def locked(
     family = LockFamily.of(name, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration)
 
     def decorate(handler: Handler) -> AsyncHandler:
-        call, in_thread = _awaitable(handler), handler if runs_in_thread(handler) else None
+        call, in_thread = _awaitable(handler), runs_in_thread(handler)
 
         @functools.wraps(handler)
         async def guarded(*args: Any, **kwargs: Any) -> Any:

@@ -3,23 +3,29 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import nullcontext, suppress
+from traceback import walk_tb
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from anyio import to_thread
 from starlette.requests import HTTPConnection
 
 from grelmicro.coordination import CoordinationBackendError, LockHandle, MultiLockHandle
 from grelmicro.errors import GrelmicroError
-from grelmicro.straying import InThread
+from grelmicro.straying import Function, Threads
 from grelmicro_starlette.presence import WhilePresent, presence
 
 logger = logging.getLogger("grelmicro.starlette")
 
-Function = Callable[..., object]
 Handle = LockHandle | MultiLockHandle
 H = TypeVar("H", bound=Handle)
 H_co = TypeVar("H_co", bound=Handle, covariant=True)
+End = Callable[[], Coroutine[Any, Any, None]]
+
+IN_THREAD = (asyncio.to_thread.__code__, to_thread.run_sync.__code__)
+"""What calls `func` in a thread, in a copy of the context; frameworks use the second."""
 
 
 class Waited(Protocol[H_co]):
@@ -34,7 +40,66 @@ class Waited(Protocol[H_co]):
 
 
 class Hold(Generic[H]):
-    """Holds `lock` during its block. When it is lost meanwhile, a renewed one cancels the block.
+    """Holds something during its block. When it is lost meanwhile, and renewed, the block is cancelled.
+
+    A block that is cancelled while it awaits a function in a thread is over before that: then it is held on until the
+    thread has ended.
+
+    Args:
+        take: takes it.
+        ending: called when the block ends, with what was taken and the block's error; what it returns gives that back,
+            and raises when it was lost.
+        in_thread: whether the work is a plain handler, which cannot be cancelled: then a loss shows at the end.
+
+    Raises:
+        LockLostError: it was lost before the block ended.
+        CoordinationError: it could not be taken.
+    """
+
+    __slots__ = ("_ending", "_handle", "_in_thread", "_take", "_threads")
+
+    def __init__(
+        self,
+        take: Callable[[], Awaitable[H]],
+        ending: Callable[[H, BaseException | None], End],
+        *,
+        in_thread: bool,
+    ) -> None:
+        self._take = take
+        self._ending = ending
+        self._in_thread = in_thread
+
+    async def __aenter__(self) -> H:
+        self._handle = handle = await self._take()
+        self._threads = Threads()
+        handle.guard_block()
+        if self._in_thread:
+            handle.stop_interrupting(None)
+        else:
+            handle.interrupt_current_task()
+        return handle
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._threads.leave()
+        interrupted = self._handle.stop_interrupting(error)
+        end = self._ending(self._handle, error)
+        if straying := left_running(error):
+            self._threads.then(straying, end)
+        else:
+            try:
+                await end()
+            except GrelmicroError as failure:
+                if error is None:
+                    raise
+                error.add_note(str(failure))
+        if interrupted:
+            self._handle.raise_if_lost()
+
+
+def hold(lock: Waited[H], timeout: float | None, connection: HTTPConnection, *, in_thread: bool) -> Hold[H]:
+    """Holds `lock`; see `Hold`.
 
     A store that does not answer the release changes nothing for the block: it had the lock to its end, the release is
     repeated in the background, and a warning is logged.
@@ -42,9 +107,8 @@ class Hold(Generic[H]):
     Args:
         lock: what to hold.
         timeout: seconds to wait for it; None waits as long as it takes, 0 tries once.
-        in_thread: the function that does the work, if it runs in a thread, which cannot be cancelled. A loss then
-            shows at the end, and if the block is cancelled the lock is held on until the thread has ended.
         connection: whose client may leave: then it is waited for no more.
+        in_thread: see `Hold`.
 
     Raises:
         ClientLeftError: the client left before the lock was taken.
@@ -52,58 +116,25 @@ class Hold(Generic[H]):
         LockLostError: it was lost before the block ended.
         CoordinationBackendError: the store failed before the lock was taken.
     """
+    return Hold(functools.partial(_take, lock, timeout, connection), _ending, in_thread=in_thread)
 
-    __slots__ = ("_connection", "_handle", "_in_thread", "_lock", "_thread", "_timeout")
 
-    def __init__(
-        self, lock: Waited[H], timeout: float | None, *, in_thread: Function | None = None, connection: HTTPConnection
-    ) -> None:
-        self._lock = lock
-        self._timeout = timeout
-        self._in_thread = in_thread
-        self._connection = connection
+async def _take(lock: Waited[H], timeout: float | None, connection: HTTPConnection) -> H:
+    client = None if timeout == 0 else presence(connection)
+    with nullcontext() if client is None else WhilePresent(client, lock.name):
+        return await lock.acquire(timeout=timeout)
 
-    async def __aenter__(self) -> H:
-        client = None if self._timeout == 0 else presence(self._connection)
-        if client is None:
-            handle = await self._lock.acquire(timeout=self._timeout)
-        else:
-            with WhilePresent(client, self._lock.name):
-                handle = await self._lock.acquire(timeout=self._timeout)
-        handle.guard_block()
-        self._thread = self._in_thread and InThread(self._in_thread)
-        if self._thread is None:
-            handle.interrupt_current_task()
-        self._handle = handle
-        return handle
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        handle = self._handle
-        if self._thread is not None:
-            self._thread.leave()
-            if isinstance(error, asyncio.CancelledError):
-                handle.leave_owner()
-                self._thread.then(functools.partial(_end, handle))
-                return
-        interrupted = handle.stop_interrupting(error)
-        try:
-            await _end(handle)
-        except GrelmicroError as failure:
-            if error is None:
-                raise
-            error.add_note(str(failure))
-        if error is None or interrupted:
-            handle.raise_if_lost()
+def _ending(handle: Handle, error: BaseException | None) -> End:
+    return functools.partial(_end, handle)
 
 
 async def _end(handle: Handle) -> None:
-    if handle.released:
-        return
     if handle.lost:
         if isinstance(handle, MultiLockHandle):
             handle.give_back()  # but the one that was lost
+        handle.raise_if_lost()
+    if handle.released:
         return
     try:
         await handle.release()
@@ -111,3 +142,19 @@ async def _end(handle: Handle) -> None:
         logger.warning(
             "lock '%s' was not released in time, and is released in the background: %s", handle.name, failure
         )
+
+
+def left_running(error: BaseException | None) -> list[Function]:
+    """What was awaited in threads, and goes on there, when the cancellation came that `error` is or comes from."""
+    found: list[Function] = []
+    while error is not None:
+        if isinstance(error, asyncio.CancelledError):
+            frames = (frame for frame, _ in walk_tb(error.__traceback__))
+            for frame in frames:
+                if frame.f_code in IN_THREAD:
+                    found.append(frame.f_locals["func"])
+                    for inner in (frame, *frames):
+                        with suppress(RuntimeError):  # it runs
+                            inner.clear()  # else the thread's context lives as long as anybody keeps the error
+        error = error.__context__
+    return found

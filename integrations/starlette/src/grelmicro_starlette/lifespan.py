@@ -8,6 +8,7 @@ from typing import Any
 
 from grelmicro import Grelmicro
 from grelmicro.coordination import LeaderElection
+from grelmicro.errors import SettingsValidationError
 from grelmicro.signals import handing_over
 from grelmicro_starlette.serving import KEY, installed_below
 
@@ -37,7 +38,12 @@ def lifespan(
             election that `Tasks` run already is left to them. Work that fails is logged, and begins anew after the
             election's `retry_interval`; work that returns is done.
         signals: hand leadership over at SIGTERM and SIGINT, not when the server has served its last request.
+
+    Raises:
+        SettingsValidationError: `lead` has something else than coroutine functions by election.
     """
+    for leader, work in (lead or {}).items():
+        _check_lead(leader, work)
 
     @asynccontextmanager
     async def opened(app: Any) -> AsyncIterator[Mapping[str, Any]]:
@@ -53,10 +59,19 @@ def lifespan(
                     hearing.enter_context(handing_over(departure, hurry=departure.hurry))
                 state = None if mine is None else await stack.enter_async_context(mine(app))
                 for leader, work in (lead or {}).items():
-                    await stack.enter_async_context(_leading(leader, work, departure.begun))
+                    await stack.enter_async_context(_leading(leader, work, departure))
                 yield {**(state or {}), KEY: micro}
 
     return opened
+
+
+def _check_lead(leader: object, work: object) -> None:
+    """Tell at once, since work that cannot be called would otherwise fail in the log of whoever leads."""
+    if not (isinstance(leader, LeaderElection) and callable(work)):
+        raise SettingsValidationError(
+            "lifespan(lead=) takes a coroutine function for each LeaderElection, "
+            f"not {type(work).__name__} for {type(leader).__name__}: lead={{leader: feed}}"
+        )
 
 
 class _Departure:
@@ -65,6 +80,7 @@ class _Departure:
     def __init__(self, every: Sequence[Grelmicro]) -> None:
         self._every = every
         self.begun = asyncio.Event()
+        self.work: list[asyncio.Task[object]] = []
 
     def hand_over(self) -> None:
         for micro in self._every:
@@ -74,23 +90,26 @@ class _Departure:
     def hurry(self) -> None:
         for micro in self._every:
             micro.hurry()
+        for task in self.work:
+            task.cancel()  # also if it was: what it is busy with at its end is cut short
 
 
 @asynccontextmanager
-async def _leading(leader: LeaderElection, work: Work, stop: asyncio.Event) -> AsyncIterator[None]:
+async def _leading(leader: LeaderElection, work: Work, departure: _Departure) -> AsyncIterator[None]:
     """Run an election and its work; in the end the work stops first, then the election resigns."""
     async with AsyncExitStack() as stack:
         if not leader.is_running():
-            await stack.enter_async_context(_running(leader(stop=stop), f"grelmicro-election-{leader.name}"))
-        await stack.enter_async_context(_running(_lead(leader, work), f"grelmicro-lead-{leader.name}"))
+            await stack.enter_async_context(_running(leader(stop=departure.begun), f"grelmicro-election-{leader.name}"))
+        task = await stack.enter_async_context(_running(_lead(leader, work), f"grelmicro-lead-{leader.name}"))
+        departure.work.append(task)
         yield
 
 
 @asynccontextmanager
-async def _running(work: Coroutine[Any, Any, object], name: str) -> AsyncIterator[None]:
+async def _running(work: Coroutine[Any, Any, object], name: str) -> AsyncIterator[asyncio.Task[object]]:
     task = asyncio.create_task(work, name=name)
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.wait({task})

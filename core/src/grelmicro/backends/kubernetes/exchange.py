@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
+from ssl import SSLCertVerificationError
 from typing import Literal
 
 from grelmicro.backends.kubernetes.access import Access, reason
@@ -232,7 +233,8 @@ class Exchange:
         if isinstance(error, ConnectionTimeoutError):
             return f"no connection within {self._limit * EARLY:g} s: check the address and the network"
         if isinstance(error, ClientSSLError):
-            return "there is no trust in its certificate: check the certificate authority and the address"
+            complaint = _complaint(error)
+            return f"there is no trust in its certificate{complaint}: check the certificate authority and the address"
         if isinstance(error, ClientConnectorError):
             return f"{error.os_error.strerror or 'no connection'}: check that it runs, and the address"
         if isinstance(error, ClientHttpProxyError):
@@ -264,6 +266,12 @@ class Stream:
         """
         async with asyncio.timeout_at(self._ends_at):
             return await self._response.content.readline()
+
+
+def _complaint(error: ClientSSLError) -> str:
+    """What is wrong with a certificate, in the words of OpenSSL."""
+    cause = error.__cause__
+    return f" ({cause.verify_message})" if isinstance(cause, SSLCertVerificationError) else ""
 
 
 def _pause(reply: Reply, changes: bool) -> float | None:
