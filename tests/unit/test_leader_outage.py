@@ -71,6 +71,22 @@ async def test_a_leader_outlasts_an_outage(
     assert lines[1] == "election 'job' works again after N s"
 
 
+async def test_a_leader_whose_lease_was_taken_away_learns_it_and_stands_again(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with Fleet(world, clock) as fleet:
+        worker = await fleet.leading(retry_interval=2.0)
+        fence = worker.election.guard().fence
+        lease = await worker.store.inner.read("leader:job")
+        assert lease is not None
+        assert await worker.store.inner.release(lease)  # by an operator
+        await clock.advance(3.0)  # until then it leads, for all that it can know
+        await fleet.settle()
+        await eventually(lambda: worker.election.is_leader(), "it leads again")
+        assert worker.election.guard().fence == fence + 1, "long before the deadline of the first term"
+    assert "lost leader:job" in caplog.text
+
+
 async def test_a_subscription_that_fails_is_tried_again(world: World, clock: MovableClock) -> None:
     async with Fleet(world, clock) as fleet:
         worker = fleet.worker(start=False)
