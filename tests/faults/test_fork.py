@@ -32,6 +32,8 @@ async def in_child(handle):
             await act()
         except LockNotOwnedError as refusal:
             assert "inherited through a fork and belongs to the parent process" in str(refusal)
+        else:
+            raise AssertionError(f"{act} was not refused")
     await handle.wait_lost()
     try:
         await lock.acquire()
@@ -55,6 +57,7 @@ def child(handle):
     assert handle.lost and not handle.valid and handle.expires_in == 0
     assert not micro.is_open and not micro.coordination.lock_backend.is_open
     refused(LockLostError, "inherited through a fork", handle.raise_if_lost)
+    refused(LockLostError, "acquire it in the process that needs it", handle.raise_if_lost)
     refused(OutOfContextError, "", lock.from_thread.acquire)
     refused(OutOfContextError, "", handle.from_thread.release)
     asyncio.run(in_child(handle))

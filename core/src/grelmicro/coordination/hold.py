@@ -139,10 +139,8 @@ class Hold:
 
     def lost_error(self, action: str, kind: type[LockNotOwnedError] = LockNotOwnedError) -> LockNotOwnedError:
         """Why it cannot be `action`, such as `extended`, when it is lost."""
-        remedy = "use a longer lease_duration or auto_renew=True if it needs more time"
-        if self.reached_max_hold():
-            remedy = "make it shorter or use a longer max_hold"
-        return kind(f"lock '{self._name}' cannot be {action}: {self.why_lost()}; stop the guarded work, and {remedy}")
+        why = f"{self.why_lost()}; stop the guarded work, and {self._remedy()}"
+        return kind(f"lock '{self._name}' cannot be {action}: {why}")
 
     def reached_max_hold(self) -> bool:
         """Whether its lease ran out, and could not have lasted any longer."""
@@ -155,6 +153,16 @@ class Hold:
         if self._generation is not lifecycle.generation:
             return "it was inherited through a fork and belongs to the parent process"
         return self._reason or "its lease ran out"
+
+    def _remedy(self) -> str:
+        """What to do so that it does not end like this again."""
+        if self._generation is not lifecycle.generation:
+            return "acquire it in the process that needs it"
+        if self.reached_max_hold():
+            return "make it shorter or use a longer max_hold"
+        if self.renewed_automatically:
+            return "look in the log for what kept it from being renewed: a blocked event loop, or the store"
+        return "use a longer lease_duration or auto_renew=True if it needs more time"
 
     def _tell_loss(self, reason: str) -> None:
         """It is no longer held, for `reason`; tell whoever waits for that."""

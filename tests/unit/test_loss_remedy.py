@@ -11,6 +11,7 @@ from grelmicro.testing import MovableClock
 
 LONGER_HOLD = "stop the guarded work, and make it shorter or use a longer max_hold"
 LONGER_LEASE = "stop the guarded work, and use a longer lease_duration or auto_renew=True if it needs more time"
+RENEWAL = "and look in the log for what kept it from being renewed: a blocked event loop, or the store"
 
 
 @pytest.fixture
@@ -46,6 +47,17 @@ async def test_what_ended_it_decides(
             with pytest.raises(LockLostError) as lost:
                 handle.raise_if_lost()
             assert str(lost.value).endswith(remedy)
+
+
+async def test_what_is_renewed_needs_no_other_setting(micro: Grelmicro, clock: MovableClock) -> None:
+    async with micro:
+        handle = await Lock("cart", lease_duration=9, auto_renew=True).acquire()
+        await micro.coordination.lock_backend.release(handle.lease)
+        while handle.valid:
+            await clock.advance(0.5)
+        with pytest.raises(LockLostError) as lost:
+            handle.raise_if_lost()
+        assert str(lost.value).endswith(RENEWAL)
 
 
 async def test_a_hold_that_was_extended_to_its_limit(micro: Grelmicro, clock: MovableClock) -> None:
