@@ -11,6 +11,8 @@ from redis.asyncio import Redis
 
 from grelmicro.backends.redis import RedisStore
 from grelmicro.backends.redis.server import RedisServer
+from grelmicro.coordination import Lock
+from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError, OutOfContextError
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
 from tests.helpers.worlds import eventually
@@ -62,6 +64,22 @@ async def test_a_request_that_gets_no_connection_says_so_in_time(store: RedisSto
     proxy.reset()
     await proxy.heal()
     assert (await store.acquire("lock:c", "h", 30.0)).granted_to("h")
+
+
+async def test_a_deadline_that_passes_before_anything_was_sent_says_so(store: RedisStore, proxy: Proxy) -> None:
+    async with LockAdapter(store) as client:
+        slow = [proxy.hold_request(f"lock:slow{number}".encode()) for number in range(2)]
+        asked = [asyncio.create_task(client.acquire(f"lock:slow{number}", "h", 30.0)) for number in range(2)]
+        for fault in slow:
+            await fault.struck()
+        with pytest.raises(
+            BackendUnavailableError, match=r"all 2 connections to redis://.* within 0\.\d+ s: raise max"
+        ):
+            await Lock("cart", backend=client).acquire(timeout=0.2)
+        assert not client._background  # there is nothing to undo
+        for fault in slow:
+            fault.release()
+        await asyncio.gather(*asked)
 
 
 async def test_renewals_have_a_connection_of_their_own(store: RedisStore, proxy: Proxy) -> None:

@@ -81,6 +81,9 @@ class CoordinationBackendError(CoordinationError):
 class BackendUnavailableError(CoordinationBackendError):
     """The store failed or refused, and this request changed nothing."""
 
+    lasting: bool = False
+    """Whether that stays until a setting is changed, such as a password that the server does not accept."""
+
 
 class OutcomeUnknownError(CoordinationBackendError):
     """The store did not answer: the request may have happened. An acquire is undone in the background."""

@@ -13,6 +13,7 @@ from grelmicro.coordination.renewal import Renewer
 from grelmicro.errors import GrelmicroError, OutcomeUnknownError, OutOfContextError
 from grelmicro.leases import InstantLeases, Lease, LeaseStore, PassingLeases, Scope, Waiter
 from grelmicro.leases.record import edit
+from grelmicro.leases.unsent import changed_nothing
 from grelmicro.lifecycle import Resource
 
 logger = logging.getLogger("grelmicro.coordination")
@@ -80,7 +81,7 @@ class LeaseAdapter(Resource):
             try:
                 lease = await self.store.acquire(name, holder, ttl, data=data, waiting=waiting)
             except BaseException as error:
-                if not _changed_nothing(error):
+                if not changed_nothing(error):
                     self._void[holder] = None
                     self._in_background(self._undo(name, holder, ttl))
                 if _unexplained(error):
@@ -249,7 +250,7 @@ class LockAdapter(LeaseAdapter):
         try:
             passed = await store.pass_on(lease, offer.holder, offer.ttl)
         except BaseException as error:
-            if not _changed_nothing(error):
+            if not changed_nothing(error):
                 self._void[offer.holder] = None
             self._in_background(self._take_back(lease, offer))
             if _unexplained(error):
@@ -302,11 +303,6 @@ class ScheduleAdapter(LeaseAdapter):
         """See `ScheduleBackend.last_fired`."""
         record = await self.read(f"schedule:{name}")
         return None if record is None or "last_fired" not in record.data else float(record.data["last_fired"])
-
-
-def _changed_nothing(error: BaseException) -> bool:
-    """Whether the store said that the request did not happen."""
-    return isinstance(error, GrelmicroError) and not isinstance(error, OutcomeUnknownError)
 
 
 def _unexplained(error: BaseException) -> bool:

@@ -2,6 +2,8 @@
 
 import logging
 
+from grelmicro.leases.unsent import why_unsent
+
 
 class Outage:
     """The trouble of one thing with its store.
@@ -24,6 +26,7 @@ class Outage:
         elif now - self._told_at < interval:
             return
         self._told_at = now
+        error = why_unsent(error) or error
         silent = isinstance(error, TimeoutError) and not str(error)
         reason = "no answer in time: check the store" if silent else str(error) or type(error).__name__
         self._logger.warning("%s has trouble since %.1f s: %s", self._title, now - self._since, reason)

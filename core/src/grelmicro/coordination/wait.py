@@ -12,6 +12,7 @@ from grelmicro.coordination.queues import Grant, Line, Queues
 from grelmicro.coordination.subscription import Subscription
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, LockTimeoutError, OutcomeUnknownError
 from grelmicro.leases import Lease, Waiter
+from grelmicro.leases.unsent import why_unsent
 
 
 class Polling(Protocol):
@@ -70,6 +71,7 @@ class Wait(ABC, Generic[T]):
     """Whether it was not there at once."""
     _answered = False  # whether the store ever answered this caller
     _cut_off: float | None = None  # for how long the request was under way that the deadline cut off
+    _unsent: BackendUnavailableError | None = None  # what that request still waited for, if it was not sent by then
 
     def __init__(self, backend: Waitable, key: str, polling: Polling) -> None:
         self._backend = backend
@@ -186,8 +188,9 @@ class Wait(ABC, Generic[T]):
         except CoordinationBackendError as error:
             line.failure = error
             raise
-        except BaseException:
+        except BaseException as error:
             self._cut_off = self._clock.now() - asked_at
+            self._unsent = why_unsent(error)
             raise
         finally:
             line.asked_at = None
@@ -200,6 +203,8 @@ class Wait(ABC, Generic[T]):
 
     def _at_the_deadline(self, line: Line, first: bool, joined_at: float, timeout: float) -> Exception:
         if first and self._cut_off is not None and (not self._answered or self._cut_off > PATIENCE):
+            if self._unsent is not None:
+                return BackendUnavailableError(f"{self.title}: {self._unsent}")
             return OutcomeUnknownError(
                 f"{self.title}: the store did not answer within {timeout:g} s; if it granted the lease after all, "
                 "that is undone in the background: check the store, or give a longer timeout"

@@ -8,16 +8,19 @@ from time import monotonic
 from grelmicro.backends.postgres.connections import LONGEST_PAUSE, RECOVERY, Args, Over, Requests, Rows
 from grelmicro.backends.postgres.errors import (
     AGAIN,
+    ELSEWHERE,
     NO_STATEMENT,
     code,
     is_refusal,
     is_stale,
     is_unsendable,
+    lasting,
     refusal,
     unsendable,
 )
 from grelmicro.backends.postgres.library import InterfaceError, Pool, Proxy
 from grelmicro.errors import BackendUnavailableError
+from grelmicro.leases.unsent import nothing_sent
 
 
 class BorrowedConnections(Requests):
@@ -38,6 +41,8 @@ class BorrowedConnections(Requests):
                 if not (is_refusal(error) or is_unsendable(error) or isinstance(error, InterfaceError)):
                     self._begin_recovery(connection, over)
                     raise
+                if code(error) in ELSEWHERE:
+                    await self._pool.expire_connections()  # before this one is given back, which is one of them
                 await self._give_back(connection)
                 if is_unsendable(error):
                     raise unsendable() from None
@@ -61,21 +66,38 @@ class BorrowedConnections(Requests):
         self._recoveries.clear()
 
     async def _borrow(self, until: float) -> Proxy:
-        waited = max(until - monotonic(), 0.0)
+        """A connection of the pool that is outside of any transaction."""
+        connection = await self._lent(until)
+        if connection.is_in_transaction():
+            # What is asked for in there is seen by nobody else, and undone when the pool resets the connection.
+            connection.terminate()
+            await self._give_back(connection)
+            raise lasting(
+                "PostgreSQL: the pool lent a connection that is inside a transaction, in which no lease can be kept: "
+                "let setup=, init= and reset= of the pool end the transactions that they begin"
+            )
+        return connection
+
+    async def _lent(self, until: float) -> Proxy:
+        begun = monotonic()
         try:
-            async with asyncio.timeout(waited):
-                return await self._pool.acquire()
+            with nothing_sent(lambda: self._lends_none(monotonic() - begun)):
+                async with asyncio.timeout(max(until - begun, 0.0)):
+                    return await self._pool.acquire()
         except TimeoutError:
-            raise BackendUnavailableError(
-                f"PostgreSQL: the pool lent no connection within {waited:.1f} s: make it larger (max_size), or hold "
-                "its connections for a shorter time"
-            ) from None
+            raise self._lends_none(monotonic() - begun) from None
         except InterfaceError as error:
             raise BackendUnavailableError(
                 f"PostgreSQL: the pool lends no connection ({error}): open it before the store, and close it after"
             ) from error
         except Exception as error:
             raise refusal(error, "connecting to ") from error
+
+    def _lends_none(self, waited: float) -> BackendUnavailableError:
+        text = f"PostgreSQL: the pool lent no connection within {waited:.1f} s: "
+        if self._pool.get_size() < self._pool.get_max_size():
+            return BackendUnavailableError(f"{text}it does not get connected; check the address and the network")
+        return BackendUnavailableError(f"{text}make it larger (max_size), or hold its connections for a shorter time")
 
     async def _give_back(self, connection: Proxy) -> None:
         with suppress(Exception):  # asyncpg has closed it then

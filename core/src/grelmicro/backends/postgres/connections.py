@@ -23,6 +23,7 @@ from grelmicro.backends.postgres.errors import (
 from grelmicro.backends.postgres.library import Connection, InterfaceError, Record
 from grelmicro.backends.postgres.server import Link, Server, forget, name_of
 from grelmicro.errors import BackendUnavailableError
+from grelmicro.leases.unsent import nothing_sent
 
 RECOVERY = 1.0
 """Seconds within which a connection whose request was given up has to be of use again; else it is closed."""
@@ -211,7 +212,8 @@ class OwnConnections(Requests):
         """A new connection; one that comes after its caller was cancelled is kept for the next one."""
         task = self._in_background(self._server.connect(max(until - monotonic(), 0.001)))
         try:
-            return Link(await asyncio.shield(task))
+            with nothing_sent(self._server.silent):
+                return Link(await asyncio.shield(task))
         except asyncio.CancelledError:
             task.add_done_callback(self._adopt)
             raise
@@ -226,21 +228,25 @@ class OwnConnections(Requests):
             self._put_back(Link(task.result()))
 
     async def _wait_for_slot(self, until: float) -> None:
-        waited = max(until - monotonic(), 0.0)
+        begun = monotonic()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
         try:
-            async with asyncio.timeout(waited):
-                await turn
+            with nothing_sent(lambda: self._all_busy(monotonic() - begun)):
+                async with asyncio.timeout(max(until - begun, 0.0)):
+                    await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():  # it came in the same moment
                 self._free_slot()
             if not isinstance(error, TimeoutError):
                 raise
-            raise BackendUnavailableError(
-                f"PostgreSQL: none of the {self._size} connections for {self._purpose} became free within "
-                f"{waited:.1f} s: the server is slow; look for what it waits for"
-            ) from None
+            raise self._all_busy(monotonic() - begun) from None
+
+    def _all_busy(self, waited: float) -> BackendUnavailableError:
+        return BackendUnavailableError(
+            f"PostgreSQL: none of the {self._size} connections for {self._purpose} became free within {waited:.1f} s: "
+            "the server is slow; look for what it waits for"
+        )
 
     def _free_slot(self) -> None:
         """Let the next one that waits have a connection."""

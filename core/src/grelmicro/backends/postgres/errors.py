@@ -32,6 +32,9 @@ REASONS: Mapping[str, str] = {
 ELSEWHERE = frozenset(("25006", "57P01", "57P02", "57P03"))
 """Said by a server that is not, or not for long, the one to ask: a new connection may lead to another one."""
 
+LASTING = frozenset(("22021", "22P05", "28000", "28P01", "3D000", "42501"))
+"""What a server says as long as a setting, here or there, stays as it is."""
+
 AGAIN = frozenset(("40001", "40P01"))
 """Two transactions got in each other's way, and this one was undone: it can be repeated at once."""
 
@@ -104,7 +107,20 @@ def refusal(error: BaseException, doing: str = "", server: str = "PostgreSQL") -
         doing: a verb, such as `connecting to `.
         server: whose answer it is, or would be.
     """
-    return BackendUnavailableError(f"{doing}{server}: {reason(error)}")
+    text = f"{doing}{server}: {reason(error)}"
+    return lasting(text) if code(error) in LASTING or _is_about_tls(error) else BackendUnavailableError(text)
+
+
+def _is_about_tls(error: BaseException) -> bool:
+    """Whether client and server cannot agree to encrypt the connection."""
+    return isinstance(error, SSLError) or (isinstance(error, ConnectionError) and NO_TLS in str(error))
+
+
+def lasting(text: str) -> BackendUnavailableError:
+    """The error of what stays so until a setting is changed."""
+    error = BackendUnavailableError(text)
+    error.lasting = True
+    return error
 
 
 def unsendable() -> BackendUnavailableError:

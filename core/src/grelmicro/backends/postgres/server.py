@@ -11,6 +11,7 @@ from grelmicro import lifecycle
 from grelmicro.backends.postgres.errors import refusal
 from grelmicro.backends.postgres.library import Connection, Statement, connect
 from grelmicro.backends.postgres.url import Address
+from grelmicro.errors import BackendUnavailableError
 
 USUAL_LIMIT = 3.0
 """Seconds for what is asked without a limit of its own, such as asyncpg's request to end a statement."""
@@ -76,6 +77,10 @@ class Server:
             )
         except Exception as error:
             raise refusal(error, "connecting to ", self._address.safe_url) from error
+
+    def silent(self) -> BackendUnavailableError:
+        """The error where it has not answered yet."""
+        return refusal(TimeoutError(), "connecting to ", self._address.safe_url)
 
     def does_not_prepare(self) -> None:
         """Behind this connection it is not always the same server session."""

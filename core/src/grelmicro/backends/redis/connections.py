@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
 
 from grelmicro import lifecycle
@@ -17,6 +18,7 @@ from grelmicro.backends.redis.library import (
 from grelmicro.backends.redis.request import Request, connect, disconnect, works
 from grelmicro.backends.redis.server import RedisServer
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError
+from grelmicro.leases.unsent import nothing_sent
 
 Unanswered = Callable[["asyncio.Task[bool] | None"], None]
 """Is told of a request whose caller got no reply: with a task that ends when the last reply came (its result says
@@ -81,12 +83,15 @@ class Connections:
         place = self._place(urgent)
         in_use = place.locked()
         request = Request(commands, replies)
+        begun = monotonic()
         rest: asyncio.Task[bool] | None = None
         try:
             async with asyncio.timeout(self._limit) as limit:
-                await place.acquire()
+                with nothing_sent(lambda: self._unsent(TimeoutError(), what, in_use, monotonic() - begun)):
+                    await place.acquire()
                 try:
-                    request.connection = await self._take()
+                    with nothing_sent(lambda: self._unsent(TimeoutError(), what, False, monotonic() - begun)):
+                        request.connection = await self._take()
                     await request.send()
                     await request.read()
                     self._give_back(request.connection, request.answers)
@@ -101,7 +106,7 @@ class Connections:
             failed = isinstance(error, TimeoutError | RedisError | OSError)
             if request.connection is None:
                 if isinstance(error, Exception) and failed:
-                    raise self._unsent(error, what, in_use) from error
+                    raise self._unsent(error, what, in_use, self._limit) from error
                 raise
             if rest is None:
                 self._drop([request.connection])
@@ -206,15 +211,15 @@ class Connections:
         """Whether a forked child runs or throws away what its parent had begun: the connections are the parent's."""
         return self._generation is not lifecycle.generation
 
-    def _unsent(self, error: Exception, what: str, in_use: bool) -> CoordinationBackendError:
+    def _unsent(self, error: Exception, what: str, in_use: bool, waited: float) -> BackendUnavailableError:
         if isinstance(error, TimeoutError) and in_use:
             number = self.server.limits.max_connections
             return BackendUnavailableError(
                 f"{what}: all {number} connections to {self.server.safe_url} were in use, and none became free within "
-                f"{self._limit:g} s: raise max_connections, or find out why the server is slow"
+                f"{waited:.3g} s: raise max_connections, or find out why the server is slow"
             )
         if isinstance(error, TimeoutError):
-            why = f"no connection within {self._limit:g} s: check the address and the network"
+            why = f"no connection within {waited:.3g} s: check the address and the network"
         elif isinstance(error, ResponseError | AuthenticationError | BusyLoadingError):
             why = reason(error)
         else:
