@@ -6,8 +6,12 @@ from ssl import SSLError
 from grelmicro.backends.postgres.library import DataError, InterfaceError, InvalidCachedStatementError, PostgresError
 from grelmicro.errors import BackendUnavailableError
 
+TOO_LATE = "22P02"
+"""What a statement fails with that got its row after the time at which it is not to be granted any more."""
+
 REASONS: Mapping[str, str] = {
     "22021": "a name or a holder has a character that text in PostgreSQL cannot have: choose another name",
+    TOO_LATE: "the row was kept locked for so long that it came too late: find the transaction that keeps it locked",
     "22P05": "a name has a character that the encoding of the database lacks: choose a database in UTF8",
     "25006": "it takes no writes now (a standby, or a role or server that is set to read-only): connect to the primary",
     "28000": "it does not let this role in: check user, database and pg_hba.conf",

@@ -7,23 +7,30 @@ from typing import NamedTuple
 from grelmicro.clock import Clock
 from grelmicro.leases.lease import Lease
 
-COMMIT = 1.0
-"""Seconds that a transaction may take from its decision to its end."""
-
 MOST = 1000
 """Acquires that are remembered at most, the latest ones."""
 
 
-class _Late(NamedTuple):
+class Late(NamedTuple):
+    """An acquire that was given up."""
+
     recovery: "asyncio.Task[bool] | None"
+    """Tells whether its connection has shown that the server is done; None: the connection is gone."""
     not_after: float
+    """The server's time after which it is not granted."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the server is surely done with it."""
+        recovery = self.recovery
+        return recovery is not None and recovery.done() and not recovery.cancelled() and recovery.result()
 
 
 class LateAcquires:
     """The acquires of this process that were given up, until the server surely does nothing about them any more.
 
-    Each carries the server's time after which it is not to be granted. So an undo that finds nothing after that, or
-    after the connection has shown that the server is done, is final.
+    Each carries the server's time after which it is not to be granted, also if it has waited for its row until then.
+    So an undo is final that gets the row after that time, or after the connection has shown that the server is done.
 
     Args:
         clock: the time of this process.
@@ -32,7 +39,7 @@ class LateAcquires:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._ahead = math.nan  # by how much the server's time is ahead, in seconds
-        self._late: dict[str, _Late] = {}
+        self._late: dict[str, Late] = {}
 
     def learn(self, server_time: float, sent_at: float) -> None:
         """The server said its time, between `sent_at` and now on the clock of this process."""
@@ -48,17 +55,14 @@ class LateAcquires:
         """An acquire was given up; `recovery` tells whether its connection has shown that the server is done."""
         if len(self._late) >= MOST:
             del self._late[next(iter(self._late))]
-        self._late[holder] = _Late(recovery, not_after)
+        self._late[holder] = Late(recovery, not_after)
 
-    def is_over(self, lease: Lease) -> bool:
-        """Whether no acquire of this holder can take effect any more."""
+    def get(self, lease: Lease) -> Late | None:
+        """The acquire of this holder that may still take effect."""
         late = self._late.get(lease.holder)
-        if late is None:
-            return True
-        recovery = late.recovery
-        if recovery is not None and recovery.done() and not recovery.cancelled() and recovery.result():
-            return True
-        return self.server_time() > late.not_after + COMMIT
+        if late is None or late.is_over:
+            return None
+        return late
 
     def done(self, lease: Lease) -> None:
         """Forget about it."""

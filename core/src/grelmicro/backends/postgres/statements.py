@@ -15,6 +15,9 @@ TABLE = "grelmicro_leases"
 BATCH = 500
 """Records that are read, or looked at, in one go."""
 
+RETRACT_LOCK_TIMEOUT = "100ms"
+"""For how long an undo waits for its row at a time: it is repeated, and must not keep a connection meanwhile."""
+
 COLUMNS = {
     "namespace": "text",
     "name": "text",
@@ -72,6 +75,15 @@ def _marked(row: str) -> str:
     return f"{row}.waiter <> '' AND {row}.waited_at > {NOW} - {_seconds(MARK)}"
 
 
+def _in_time(row: str, limit: str) -> str:
+    """True, or an error that undoes the statement: the transaction of somebody else may have kept the row until now.
+
+    A condition is judged before the statement waits for its row, and once more only if the row has changed meanwhile.
+    """
+    late = f"pg_catalog.concat('an acquire of this name came too late: ', {row}.name)::pg_catalog.bool"
+    return f"CASE WHEN {NOW} <= pg_catalog.to_timestamp({limit}) THEN true ELSE {late} END"
+
+
 class Statements:
     """The statements for the table in `schema`, and the channel on which releases in `namespace` are told."""
 
@@ -85,6 +97,7 @@ class Statements:
         self.renew_many = self._renew_many()
         self.release, self.release_quietly = self._release(self._notify("$7")), self._release("NULL")
         self.pass_on = self._pass_on()
+        self.retract, self.retract_quietly = self._retract(self._notify("$5")), self._retract("NULL")
         self.read = f"SELECT {_fields('l')} FROM {self.table} AS l WHERE l.namespace = $1 AND l.name = $2"
         self.page = (
             f"SELECT {_fields('l')} FROM {self.table} AS l WHERE l.namespace = $1 AND l.name > $2 "
@@ -120,7 +133,7 @@ class Statements:
                 data = COALESCE($5, l.data), waiter = CASE WHEN l.waiter = $6 THEN '' ELSE l.waiter END
             WHERE l.namespace = $1 AND l.name = $2 AND l.holder = '' AND l.incarnation = {STARTED}
                 AND {NOW} <= pg_catalog.to_timestamp($7)
-            RETURNING {_fields("l")}, {DURABLY}"""
+            RETURNING {_fields("l")}, {DURABLY}, {_in_time("l", "$7")}"""
 
     def _ask(self) -> str:
         """Take it if it is free, expired or one's own; else mark that the caller waits ($8), and tell who has it.
@@ -174,7 +187,7 @@ class Statements:
                 RETURNING l.*
             ),
             answer AS (
-                SELECT true AS certain, taken.* FROM taken
+                SELECT {_in_time("taken", "$7")} AS certain, taken.* FROM taken
                 UNION ALL SELECT true, marked.* FROM marked
                 UNION ALL SELECT {held("seen")} AND NOT ($8 AND {to_mark("seen")}), seen.*
                 FROM seen WHERE NOT EXISTS (SELECT FROM taken) AND NOT EXISTS (SELECT FROM marked)
@@ -233,7 +246,10 @@ class Statements:
             RETURNING {_epoch(NOW)}, CASE WHEN l.waiter <> $6 AND {_marked("l")} THEN {notify} END, {DURABLY}"""
 
     def _pass_on(self) -> str:
-        """Give what $3 has under fence $4 to $5 for $6 seconds. $7 is this process, which may wait no more."""
+        """Give what $3 has under fence $4 to $5 for $6 seconds, until the time $8. $7 is this process.
+
+        That is not marked as waiting any more.
+        """
         return f"""
             UPDATE {self.table} AS l SET
                 holder = $5,
@@ -244,7 +260,40 @@ class Statements:
                 expires_at = {NOW} + {_seconds("$6")}, incarnation = {STARTED},
                 waiter = CASE WHEN l.waiter = $7 THEN '' ELSE l.waiter END
             WHERE l.namespace = $1 AND l.name = $2 AND l.holder = $3 AND l.fence = $4 AND l.expires_at >= {NOW}
-            RETURNING {_fields("l")}, {DURABLY}"""
+                AND {NOW} <= pg_catalog.to_timestamp($8)
+            RETURNING {_fields("l")}, {DURABLY}, {_in_time("l", "$8")}"""
+
+    def _retract(self, notify: str) -> str:
+        """Set free what $3 acquired, if it did, once no transaction that began before has the row any more.
+
+        $4 this process, $5 topic. One row: the time, whether the row was had, and whether it was set free. A row that
+        does not exist is made, since a transaction that makes it is seen by no other means. A transaction that keeps
+        the row longer makes this fail with 55P03.
+        """
+        return f"""
+            WITH patient AS MATERIALIZED (
+                SELECT pg_catalog.set_config('lock_timeout', '{RETRACT_LOCK_TIMEOUT}', true) AS lock_timeout
+            ),
+            had AS MATERIALIZED (
+                SELECT l.name, l.holder, l.expires_at FROM patient, {self.table} AS l
+                WHERE l.namespace = $1 AND l.name = $2 FOR UPDATE OF l
+            ),
+            made AS (
+                INSERT INTO {self.table} AS l
+                SELECT $1, $2, '', {_micros(NOW)}, 0, 'epoch', {NOW}, 'epoch', {STARTED}, '', '', 'epoch'
+                FROM patient WHERE NOT EXISTS (SELECT FROM had)
+                ON CONFLICT (namespace, name) DO NOTHING
+                RETURNING l.name
+            ),
+            freed AS (
+                UPDATE {self.table} AS l SET holder = '', expires_at = {NOW}
+                FROM had WHERE l.namespace = $1 AND l.name = had.name AND had.holder = $3 AND had.expires_at >= {NOW}
+                RETURNING CASE WHEN l.waiter <> $4 AND {_marked("l")} THEN {notify} END AS told
+            ),
+            answer AS MATERIALIZED (
+                SELECT EXISTS (SELECT FROM had) OR EXISTS (SELECT FROM made) AS had, EXISTS (SELECT FROM freed) AS freed
+            )
+            SELECT {_epoch(NOW)}, answer.had, answer.freed, {DURABLY} FROM answer"""
 
     def _sweep(self) -> str:
         """Drop what is old among the records after $2, for a retention of $3 seconds; the last one looked at, or NULL.

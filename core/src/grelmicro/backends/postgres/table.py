@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from grelmicro.backends.postgres.connections import Args, Requests, Rows
 from grelmicro.backends.postgres.errors import QUEUE_FULL, code
-from grelmicro.backends.postgres.late import LateAcquires
+from grelmicro.backends.postgres.late import Late, LateAcquires
 from grelmicro.backends.postgres.library import Record
 from grelmicro.backends.postgres.schema import prepare
 from grelmicro.backends.postgres.statements import Statements
@@ -91,16 +91,18 @@ class Table:
             if rows:
                 lease = self._lease(rows[0])
                 self._late.learn(lease.now, sent_at)
-                if not is_spent(lease, ttl):
-                    return lease
+                if (whole := await self._lengthened(lease, ttl)) is not None:
+                    return whole
         while True:
             sent_at = self._clock.now()
             row = (await self._try(self._statements.ask, name, holder, ttl, text, until, waiting))[0]
             self._late.learn(row[7], sent_at)
             if row[CERTAIN]:
                 lease = self._lease(row)
-                if lease.holder != holder or not is_spent(lease, ttl):
+                if lease.holder != holder:
                     return lease
+                if (whole := await self._lengthened(lease, ttl)) is not None:
+                    return whole
             if monotonic() >= until:
                 raise BackendUnavailableError(
                     f"acquiring {name!r}: PostgreSQL did not come to a decision within {self._limit:g} s, since others "
@@ -114,6 +116,16 @@ class Table:
         sql = self._statements
         rows, _ = await self._surely(self._renewals, sql.renew, sql.renew_quietly, args)
         return Answer(self._lease(rows[0]), rows[0][SHORTENED]) if rows else None
+
+    async def _lengthened(self, lease: Lease, ttl: float) -> Lease | None:
+        """A lease for the whole time, also if it was granted a while ago; None if it is lost.
+
+        It is not acquired once more: should that be late, it could take what an undo has set free.
+        """
+        if not is_spent(lease, ttl):
+            return lease
+        answer = await self.renew(lease, ttl, None)
+        return None if answer is None else answer.lease
 
     async def renew_many(self, renewals: Sequence[tuple[Lease, float]]) -> list[Lease]:
         """Those renewed by one statement; the others are lost, or locked, or would be shortened."""
@@ -130,23 +142,37 @@ class Table:
     async def release(self, lease: Lease, data: Mapping[str, str] | None) -> bool:
         """See `LeaseStore.release`."""
         self._free(lease.name)
-        over = self._late.is_over(lease)
+        late = None if lease.fence else self._late.get(lease)
+        if late is not None:
+            return await self._retract(lease, late)
         text = None if data is None else dumps(data)
         args = (self._namespace, lease.name, lease.holder, lease.fence, text, self.me, topic_of(lease.name))
         sql = self._statements
         rows, again = await self._surely(self._requests, sql.release, sql.release_quietly, args)
-        if rows or over:
-            self._late.done(lease)
-        if rows or (over and not again):
-            return bool(rows)
-        if not over:
+        self._late.done(lease)
+        return bool(rows) if rows or not again else await self._was_released(lease)
+
+    async def _retract(self, lease: Lease, late: Late) -> bool:
+        """Release what an acquire that may come late has taken; whether it had.
+
+        Raises:
+            OutcomeUnknownError: it may still take effect.
+        """
+        args = (self._namespace, lease.name, lease.holder, self.me, topic_of(lease.name))
+        sql = self._statements
+        rows, _ = await self._surely(self._requests, sql.retract, sql.retract_quietly, args)
+        now, had, freed = rows[0][:3]
+        if not (freed or (had and now > late.not_after)):
             raise OutcomeUnknownError(f"releasing {lease.name!r}: what acquires it may still be on its way: try again")
-        return await self._was_released(lease)
+        self._late.done(lease)
+        return bool(freed)
 
     async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
-        """See `PassingLeases.pass_on`. Should it be late, it finds nothing: what it needs was released by then."""
-        args = (self._namespace, lease.name, lease.holder, lease.fence, holder, ttl, self.me)
-        rows = await self._requests.fetch(self._statements.pass_on, args, self._limit)
+        """See `PassingLeases.pass_on`."""
+        not_after = self._late.server_time() + self._limit
+        args = (self._namespace, lease.name, lease.holder, lease.fence, holder, ttl, self.me, not_after)
+        over = partial(self._late.add, holder, not_after)
+        rows = await self._requests.fetch(self._statements.pass_on, args, self._limit, over=over)
         return self._lease(rows[0]) if rows else None
 
     async def read(self, name: str) -> Lease | None:
