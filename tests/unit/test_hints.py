@@ -354,3 +354,31 @@ async def test_closing_ends_also_when_the_connection_breaks_just_then(
     for _ in range(steps):  # whether the end of the connection is noticed before or after
         await asyncio.sleep(0)
     await asyncio.wait_for(hints.close(), 5.0)
+
+
+async def test_a_connection_whose_wait_is_cancelled_elsewhere_is_made_again(
+    feed: Switchboard, clock: MovableClock
+) -> None:
+    async with opened(feed, clock) as hints, hints.watch("a") as waiter:
+        assert feed._broken is not None
+        feed._broken.cancel()
+        await eventually(lambda: feed._heard is None, "the connection has ended")
+        await clock.advance(FIRST_PAUSE)
+        await eventually(lambda: waiter.pushes, "there is another one")
+        feed.deliver("a")
+        assert await asyncio.wait_for(waiter.wait(100.0), 5.0) is True
+
+
+async def test_a_subscription_that_is_cancelled_elsewhere_is_made_by_the_next_waiter(
+    feed: Switchboard, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancelled_elsewhere(topic: str) -> None:
+        raise asyncio.CancelledError
+
+    async with opened(feed, clock) as hints:
+        with monkeypatch.context() as patch:
+            patch.setattr(feed, "follow", cancelled_elsewhere)
+            async with hints.watch("a") as waiter:
+                assert not waiter.pushes
+        async with hints.watch("a") as waiter:
+            assert waiter.pushes

@@ -30,6 +30,31 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
+class AwaitedCancelledError(Exception):
+    """Something that a task awaited was cancelled, and the task itself was not."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "it awaited something that was cancelled elsewhere, for instance a task shared with other code"
+        )
+
+
+@contextmanager
+def distinguish_cancellation() -> Iterator[None]:
+    """Raise `AwaitedCancelledError` from a block in which something awaited was cancelled, and the running task not.
+
+    Both arrive as `CancelledError`. Only a cancellation of the task itself may end a loop.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    try:
+        yield
+    except asyncio.CancelledError as cancelled:
+        if task is None or task.cancelling() > before:
+            raise
+        raise AwaitedCancelledError from cancelled
+
+
 async def outlast(work: "asyncio.Future[T]", *, hurry: Callable[[], object] | None = None) -> T:
     """Await `work` to its end, however often the caller is cancelled meanwhile; that is raised at the end.
 

@@ -13,6 +13,7 @@ from grelmicro.clock import Clock, Signal, TimeLimit, expect, sleep
 from grelmicro.coordination.outage import Outage
 from grelmicro.errors import BackendUnavailableError
 from grelmicro.leases.lease import SignalWaiter, Waiter
+from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -170,7 +171,8 @@ class Hints:
                 await self._doubt.wait(self._clock)
             try:
                 async with asyncio.TaskGroup() as connection:
-                    await self._use(connection)
+                    with distinguish_cancellation():
+                        await self._use(connection)
             except* Exception as errors:
                 self._outage.note(_first(errors), self._clock.now(), math.inf)
                 self._outcome.send()
@@ -207,7 +209,8 @@ class Hints:
 
     async def _listen(self, connected: Callable[[], None]) -> None:
         try:
-            await self._feed.listen(self._heard, connected)
+            with distinguish_cancellation():  # a group takes a task that was cancelled for one that has ended in order
+                await self._feed.listen(self._heard, connected)
         finally:
             self._disconnected()
 
@@ -268,10 +271,11 @@ class Hints:
         if topic in self._ending:
             await asyncio.wait({self._ending[topic]})
         try:
-            async with TimeLimit(self._clock, ANSWER_LIMIT):
-                await self._feed.follow(topic)
-                if self._topics.get(topic) is not known:  # nobody wants it any more
-                    await self._feed.unfollow(topic)
+            with distinguish_cancellation():
+                async with TimeLimit(self._clock, ANSWER_LIMIT):
+                    await self._feed.follow(topic)
+                    if self._topics.get(topic) is not known:  # nobody wants it any more
+                        await self._feed.unfollow(topic)
         except Exception as error:  # this topic is polled; the next one who wants it tries again
             logger.debug("no hints about one name: %s", error)
             self._tested_at = -math.inf

@@ -180,8 +180,9 @@ class LeaseAdapter(Resource):
         pause = FIRST_PAUSE
         while True:
             try:
-                if await request():
-                    return
+                with lifecycle.distinguish_cancellation():
+                    if await request():
+                        return
             except OutOfContextError:  # it was closed
                 return
             except Exception as error:

@@ -17,6 +17,7 @@ from grelmicro.coordination.subscription import Subscription
 from grelmicro.coordination.wait import SAFETY_POLL
 from grelmicro.events import emit
 from grelmicro.leases import Lease, Waiter
+from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.leader_election")
 
@@ -75,9 +76,10 @@ class Campaign:
         timing = self._candidate.config
         try:
             watch = self._backend.watch(self._key)
-            async with Subscription(watch, self._clock, timing.backend_timeout, self._key) as waiter:
-                while not (lease := await self._try()).granted_to(self._holder):
-                    await self._wait(waiter, lease)
+            with distinguish_cancellation():
+                async with Subscription(watch, self._clock, timing.backend_timeout, self._key) as waiter:
+                    while not (lease := await self._try()).granted_to(self._holder):
+                        await self._wait(waiter, lease)
         except Exception as error:
             # What a request of an unknown outcome took is then another's, and is never mistaken for one's own.
             self._holder = ""
@@ -153,8 +155,9 @@ class Campaign:
         sent_at = self._clock.now()
         term.ask(sent_at, timing)
         try:
-            async with TimeLimit(self._clock, min(timing.backend_timeout, self._standing.leading_for(term))):
-                lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._data(timing))
+            with distinguish_cancellation():
+                async with TimeLimit(self._clock, min(timing.backend_timeout, self._standing.leading_for(term))):
+                    lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._data(timing))
         except Exception as error:
             self._outage.note(error, self._clock.now(), timing.error_interval)
             return
@@ -202,10 +205,11 @@ class Campaign:
     async def _release(self, term: Term, limit: float) -> None:
         """Give the lease back, within `limit` seconds; after a failure it ends by itself."""
         try:
-            async with TimeLimit(self._clock, limit):
-                if await self._backend.release(term.lease):
-                    self._standing.record = replace(LeaderRecord.of(term.lease), holder="")
-                    emit("handed_over", self._key)
+            with distinguish_cancellation():
+                async with TimeLimit(self._clock, limit):
+                    if await self._backend.release(term.lease):
+                        self._standing.record = replace(LeaderRecord.of(term.lease), holder="")
+                        emit("handed_over", self._key)
         except Exception as error:
             logger.warning(
                 "releasing %s failed, and it ends by itself: %s", self._key, str(error) or type(error).__name__

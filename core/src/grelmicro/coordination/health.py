@@ -15,7 +15,7 @@ from grelmicro.coordination.leaderelection import LeaderElection
 from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.wait import SAFETY_POLL
 from grelmicro.errors import SettingsValidationError
-from grelmicro.lifecycle import Resource
+from grelmicro.lifecycle import Resource, distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -164,8 +164,9 @@ class HealthCheck(Resource):
             began = self._clock.now()
             failure: Exception | None = None
             try:
-                async with TimeLimit(self._clock, self.interval):
-                    await self._coordination.check()
+                with distinguish_cancellation():
+                    async with TimeLimit(self._clock, self.interval):
+                        await self._coordination.check()
             except Exception as error:
                 failure = error
             if self._looking is not me:  # closed meanwhile, and the cancellation went unheard

@@ -363,8 +363,9 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             try:
                 backend = self._source.find()
                 self._standing.clock = backend.clock
-                async with backend:
-                    await Campaign(self, self._standing, backend, outage).run()
+                with lifecycle.distinguish_cancellation():
+                    async with backend:
+                        await Campaign(self, self._standing, backend, outage).run()
             except Exception as error:
                 outage.note(error, self._standing.clock.now(), self._config.error_interval)
             await sleep(self._standing.clock, self._config.retry_interval)

@@ -12,6 +12,7 @@ from grelmicro.clock import DRIFT, Clock, TimeLimit, Timer
 from grelmicro.coordination.identity import Owner
 from grelmicro.coordination.outage import Outage
 from grelmicro.leases import Lease, PartlyRenewedError
+from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -193,8 +194,9 @@ class Renewer:
         for held, ttl in asked:
             held.ask(sent_at, ttl)
         try:
-            async with TimeLimit(self._clock, min(held.duration for held, _ in asked) / 3):
-                survivors = await self._renew_many([(held.lease, ttl) for held, ttl in asked])
+            with distinguish_cancellation():
+                async with TimeLimit(self._clock, min(held.duration for held, _ in asked) / 3):
+                    survivors = await self._renew_many([(held.lease, ttl) for held, ttl in asked])
             self._outage.over(self._clock.now())
             unknown: set[str] = set()
         except PartlyRenewedError as error:

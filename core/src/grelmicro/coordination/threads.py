@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from grelmicro.errors import OutOfContextError
+from grelmicro.lifecycle import AwaitedCancelledError
 
 T = TypeVar("T")
 
@@ -98,7 +99,7 @@ class _Work(Generic[T]):
         # The last reference to a task must not be the thread's: what runs at its end would swallow an interruption.
         self._task = None
         if task.cancelled():
-            self._error = OutOfContextError(_STOPPED)
+            self._error = OutOfContextError(_STOPPED) if task.cancelling() else AwaitedCancelledError()
         elif (error := task.exception()) is not None:
             self._error = error
         else:

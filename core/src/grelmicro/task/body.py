@@ -4,12 +4,13 @@ import asyncio
 import contextvars
 import inspect
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from grelmicro.coordination import LockHandle
 from grelmicro.coordination.standing import end
-from grelmicro.lifecycle import shielded
+from grelmicro.lifecycle import distinguish_cancellation, shielded
 
 logger = logging.getLogger("grelmicro.task")
 
@@ -20,7 +21,7 @@ class LeaseLostError(Exception):
     """The lease ran out under the function."""
 
 
-async def run(name: str, function: Function, handle: LockHandle | None, *, in_term: bool) -> None:
+async def run(name: str, function: Function, handle: LockHandle | None, *, in_term: bool) -> BaseException | None:
     """Run `function` of the task `name`; a plain function runs in a thread.
 
     Args:
@@ -29,42 +30,67 @@ async def run(name: str, function: Function, handle: LockHandle | None, *, in_te
         handle: the lease under which it runs, if any.
         in_term: whether it runs for a term of leadership, which must not end before it.
 
+    Returns:
+        The error with which the function ended, of whatever class: raised, a `SystemExit` would end the process, and a
+        `CancelledError` the task that awaits this.
+
     Raises:
         LeaseLostError: the lease ended before the function; its own error is the cause.
     """
     if inspect.iscoroutinefunction(function):
-        await _run_awaitable(name, function(), handle)
+        failure = await _run_awaitable(name, function(), handle)
     else:
-        result = await _run_in_thread(function, handle, in_term=in_term)
-        if inspect.isawaitable(result):  # of a plain function around a coroutine function
-            await _run_awaitable(name, result, handle)
+        result, failure = await _run_in_thread(function, handle, in_term=in_term)
+        if failure is None and inspect.isawaitable(result):  # of a plain function around a coroutine function
+            failure = await _run_awaitable(name, result, handle)
     if handle is not None and handle.lost:
-        raise LeaseLostError
+        raise LeaseLostError from failure
+    return failure
 
 
-async def _run_awaitable(name: str, work: object, handle: LockHandle | None) -> None:
-    assert inspect.isawaitable(work)
-    if handle is None:
-        await work
-        return
-    body = asyncio.ensure_future(work)
+async def _run_awaitable(name: str, awaitable: Awaitable[object], handle: LockHandle | None) -> BaseException | None:
+    # In a task of its own: what cancels that is not what cancels the caller.
+    work = asyncio.create_task(_contained(awaitable))
     try:
-        await first([_ended(body), handle.wait_lost()])
-        if not body.done():
-            body.cancel("the lease was lost")
-            await asyncio.wait({body})
-            raise LeaseLostError from None if body.cancelled() else body.exception()
-        await body
+        if handle is None:
+            await _ended(work)
+        else:
+            await first([_ended(work), handle.wait_lost()])
+        if work.done():
+            return _failure(work)
+        work.cancel("the lease was lost")
+        await _ended(work)
+        raise LeaseLostError from None if work.cancelled() else _failure(work)
     finally:
-        if not body.done():
-            await end(body)
-            if not body.cancelled() and (error := body.exception()) is not None:
+        if not work.done():
+            await end(work)
+            if not work.cancelled() and (error := _failure(work)) is not None:
                 logger.error("task %s failed when it was cancelled", name, exc_info=error)
 
 
-async def _run_in_thread(function: Function, handle: LockHandle | None, *, in_term: bool) -> object:
+async def _contained(awaitable: Awaitable[object]) -> BaseException | None:
+    """Await it; a `SystemExit` is returned, which asyncio would raise out of the event loop."""
+    try:
+        await awaitable
+    except SystemExit as error:
+        return error
+    return None
+
+
+def _failure(work: asyncio.Task[BaseException | None]) -> BaseException | None:
+    """The error with which `work` ended."""
+    try:
+        with distinguish_cancellation():
+            return work.result()
+    except BaseException as error:
+        return error
+
+
+async def _run_in_thread(
+    function: Function, handle: LockHandle | None, *, in_term: bool
+) -> tuple[object, BaseException | None]:
     context = contextvars.copy_context()
-    thread = asyncio.get_running_loop().run_in_executor(None, context.run, function)
+    thread = asyncio.get_running_loop().run_in_executor(None, context.run, _called, function)
     try:
         return await asyncio.shield(thread)
     except asyncio.CancelledError:
@@ -74,6 +100,14 @@ async def _run_in_thread(function: Function, handle: LockHandle | None, *, in_te
                 with suppress(asyncio.CancelledError):
                     await (_ended(thread) if in_term or handle is None else first([_ended(thread), handle.wait_lost()]))
         raise
+
+
+def _called(function: Function) -> tuple[object, BaseException | None]:
+    """What `function` returned and raised: a future takes no `StopIteration`, and awaiting it raises a `SystemExit`."""
+    try:
+        return function(), None
+    except BaseException as error:
+        return None, error
 
 
 async def first(waiting: list[Coroutine[object, object, object]]) -> None:
@@ -89,5 +123,5 @@ async def first(waiting: list[Coroutine[object, object, object]]) -> None:
             task.cancel()
 
 
-async def _ended(work: asyncio.Future[object]) -> None:
+async def _ended(work: asyncio.Future[Any]) -> None:
     await asyncio.wait({work})

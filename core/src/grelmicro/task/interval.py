@@ -21,6 +21,7 @@ from grelmicro.errors import (
     WouldBlockError,
 )
 from grelmicro.events import emit
+from grelmicro.lifecycle import distinguish_cancellation
 from grelmicro.task import body
 from grelmicro.task.body import Function
 from grelmicro.task.task import OUTCOMES, Fire, Outcome
@@ -201,12 +202,13 @@ class IntervalTask:
         while True:
             late = self.clock.now() - due
             try:
-                async with self._lock as handle:
-                    self._answered()
-                    self._ran = True
-                    if late < self._seconds * TOLERANCE:
-                        handle.backdate(late)  # or each run would push the next one a little further
-                    outcome = await self._run(handle)
+                with distinguish_cancellation():
+                    async with self._lock as handle:
+                        self._answered()
+                        self._ran = True
+                        if late < self._seconds * TOLERANCE:
+                            handle.backdate(late)  # or each run would push the next one a little further
+                        outcome = await self._run(handle)
                 return outcome
             except WouldBlockError as busy:
                 self._answered()
@@ -258,10 +260,10 @@ class IntervalTask:
         """Run the function, as long as the lease and the term that it runs under last."""
         try:
             if self._leader is None:
-                await body.run(self._name, self._function, handle, in_term=False)
+                failure = await body.run(self._name, self._function, handle, in_term=False)
             else:
                 work = partial(body.run, self._name, self._function, handle, in_term=True)
-                await self._leader.run_in_term(work)
+                failure = await self._leader.run_in_term(work)
         except body.LeaseLostError as lost:
             logger.warning("task %s lost its lease while it ran", self._name, exc_info=lost.__cause__)
             return "lost"
@@ -270,7 +272,11 @@ class IntervalTask:
             return "lost"
         except NotLeaderError:
             return "skipped"
-        except Exception:
-            logger.exception("task %s failed", self._name)
-            return "error"
-        return "success"
+        except Exception as error:  # such as that no thread can be started
+            failure = error
+        if failure is None:
+            return "success"
+        if isinstance(failure, NotLeaderError):  # the function asked by itself
+            return "skipped"
+        logger.error("task %s failed", self._name, exc_info=failure)
+        return "error"

@@ -11,6 +11,7 @@ from grelmicro.backends.sqlite.lane import Lane
 from grelmicro.backends.sqlite.table import Row, Table
 from grelmicro.clock import Clock, Signal
 from grelmicro.leases.lease import Lease, SignalWaiter, Waiter
+from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -93,7 +94,8 @@ class Prober:
         pause = INTERVAL
         while self._watched:
             try:
-                version = await self._look(version)
+                with distinguish_cancellation():
+                    version = await self._look(version)
             except Exception as error:
                 if pause == INTERVAL:
                     logger.warning("%s cannot be watched, so waiters ask it from time to time: %s", self._path, error)
