@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType, coroutine
 from typing import Any, Protocol, runtime_checkable
@@ -48,6 +49,19 @@ class SystemClock:
 
 
 SYSTEM_CLOCK = SystemClock()
+
+
+@runtime_checkable
+class AttentiveClock(Protocol):
+    """What a clock offers besides that moves on only when work has ended or waits for it, as one for tests does."""
+
+    def working(self) -> AbstractContextManager[object]:
+        """A block of work."""
+
+
+def working(clock: Clock) -> AbstractContextManager[object]:
+    """A block of work, during which a clock for tests does not move unless the work waits for that."""
+    return clock.working() if isinstance(clock, AttentiveClock) else nullcontext()
 
 
 class TimeLimit:

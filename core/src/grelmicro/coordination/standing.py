@@ -5,6 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import Context
 from typing import Protocol, TypeVar
 
 from grelmicro import lifecycle
@@ -131,7 +132,7 @@ class Standing:
         """Run `work` until it ends or the term does: whether it was cut off by the end of the term, and its result."""
         loop = asyncio.get_running_loop()
         body = loop.create_task(work)
-        over = loop.create_task(self.wait_over(term))
+        over = loop.create_task(self.wait_over(term), context=Context())  # it is no part of the work
         self._bodies.add(body)
         body.add_done_callback(self._body_ended)
         try:

@@ -55,7 +55,7 @@ async def _run_awaitable(name: str, awaitable: Awaitable[object], handle: LockHa
         if handle is None:
             await _ended(work)
         else:
-            await first([_ended(work), handle.wait_lost()])
+            await first([_ended(work), _lost(handle)])
         if work.done():
             return _failure(work)
         work.cancel("the lease was lost")
@@ -98,7 +98,7 @@ async def _run_in_thread(
         with shielded():
             while not thread.done() and (in_term or (handle is not None and not handle.lost)):
                 with suppress(asyncio.CancelledError):
-                    await (_ended(thread) if in_term or handle is None else first([_ended(thread), handle.wait_lost()]))
+                    await (_ended(thread) if in_term or handle is None else first([_ended(thread), _lost(handle)]))
         raise
 
 
@@ -121,6 +121,15 @@ async def first(waiting: list[Coroutine[object, object, object]]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _lost(handle: LockHandle) -> None:
+    # In a context of its own: what watches work is no part of it.
+    watch = asyncio.get_running_loop().create_task(handle.wait_lost(), context=contextvars.Context())
+    try:
+        await watch
+    finally:
+        watch.cancel()
 
 
 async def _ended(work: asyncio.Future[Any]) -> None:

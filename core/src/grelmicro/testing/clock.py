@@ -5,7 +5,10 @@ import heapq
 import itertools
 import math
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 from grelmicro.config import check_seconds
@@ -16,6 +19,30 @@ ROUNDS = 20
 """How often the event loop runs after each timer, so that whatever it woke can go on to its next wait."""
 
 
+WORK_LIMIT = 5.0
+"""Real seconds for which the clock waits for work that does not wait for it, before it moves on all the same."""
+
+WORK_POLL = 0.001
+"""Real seconds between two looks at such work."""
+
+
+class _Work:
+    """Something that goes on, and the timers that it waits for."""
+
+    def __init__(self) -> None:
+        self.timers: set[_Timer] = set()
+        self.awaited = True
+        """Whether the clock still waits for it."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether the clock must not move."""
+        return self.awaited and not self.timers
+
+
+_work: ContextVar[_Work | None] = ContextVar("grelmicro_work", default=None)
+
+
 class _Timer:
     """A call at a time of the clock, on the event loop that asked for it."""
 
@@ -23,14 +50,20 @@ class _Timer:
         self.when = when
         self.callback: Callable[[], object] | None = callback
         self.loop = asyncio.get_running_loop()
+        self._work = _work.get()
+        if self._work is not None:
+            self._work.timers.add(self)
 
     def cancel(self) -> None:
         """Do not call back any more."""
         self.callback = None
+        if self._work is not None:
+            self._work.timers.discard(self)
 
     def fire(self) -> None:
         """Call back, on the loop that asked for it."""
-        callback, self.callback = self.callback, None
+        callback = self.callback
+        self.cancel()
         if callback is None:
             return
         if self.loop is asyncio.get_running_loop():
@@ -54,6 +87,7 @@ class MovableClock:
         self._timers: list[tuple[float, int, _Timer]] = []
         self._count = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that asked for a timer last
+        self._works: set[_Work] = set()
 
     def now(self) -> float:
         """Seconds on the clock of leases."""
@@ -74,17 +108,20 @@ class MovableClock:
     async def advance(self, seconds: float) -> None:
         """Let `seconds` pass: the timers that fall due fire in their order, each at its time.
 
+        Before the clock moves on, tasks that fire go on until they end or wait for the clock, and it waits for the
+        real input and output that they do: of each fire for 5 seconds at most.
+
         Raises:
             SettingsValidationError: `seconds` is no number from 0 to ten years.
         """
         target = self._now + check_seconds("seconds", seconds, zero=True)
-        await _settle()
+        await self._settle()
         while (timer := self._next(target)) is not None:
             self._now = max(self._now, timer.when)
             timer.fire()
-            await _settle()
+            await self._settle()
         self._now = max(self._now, target)  # another task may let time pass as well
-        await _settle()
+        await self._settle()
 
     @property
     def from_thread(self) -> "ThreadMovableClock":
@@ -100,7 +137,7 @@ class MovableClock:
         self._now += check_seconds("seconds", seconds, zero=True)
         while (timer := self._next(self._now)) is not None:
             timer.fire()
-        await _settle()
+        await self._settle()
 
     def shift_wall(self, seconds: float) -> None:
         """Set the wall clock forward, or back, as an administrator or a time server does; leases are not touched.
@@ -116,6 +153,35 @@ class MovableClock:
                 "shift_wall(): seconds should be a finite number: give how far to set the clock, such as 3600 or -3600"
             )
         self._offset += seconds
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """See `grelmicro.clock.working`."""
+        work = _Work()
+        token = _work.set(work)
+        self._works.add(work)
+        try:
+            yield
+        finally:
+            self._works.discard(work)
+            _work.reset(token)
+
+    async def _settle(self) -> None:
+        """Let everything go on until it waits for the clock, or for what tests do."""
+        until = monotonic() + WORK_LIMIT
+        await _let_run()
+        while busy := self._busy():
+            if monotonic() > until:
+                for work in busy:
+                    work.awaited = False
+                return
+            await asyncio.sleep(WORK_POLL)
+            await _let_run()
+
+    def _busy(self) -> list[_Work]:
+        """What the clock waits for: not for the work that moves it."""
+        mine = _work.get()
+        return [work for work in tuple(self._works) if work is not mine and work.busy]
 
     def _next(self, until: float) -> _Timer | None:
         """The next timer that is due by then."""
@@ -160,6 +226,6 @@ class ThreadMovableClock:
         call(loop, move)
 
 
-async def _settle() -> None:
+async def _let_run() -> None:
     for _ in range(ROUNDS):
         await asyncio.sleep(0)
