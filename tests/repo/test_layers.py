@@ -55,6 +55,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.coordination.multihandle",
         "grelmicro.coordination.taking",
         "grelmicro.coordination.multilock",
+        "grelmicro.coordination.taskruns",
         "grelmicro.coordination.tasklock",
         "grelmicro.coordination.standing",
         "grelmicro.coordination.campaign",

@@ -4,15 +4,23 @@ import asyncio
 import subprocess
 import sys
 import threading
+from collections import Counter
 from functools import partial
 from pathlib import Path
+from time import monotonic
+from time import sleep as sleep_in_thread
 from typing import Any
 
 import pytest
 
+from grelmicro.backends.memory import MemoryStore
 from grelmicro.clock import Clock, Signal, TimeLimit, end_within, sleep
+from grelmicro.coordination import TaskLock
+from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.errors import OutOfContextError, SettingsValidationError
+from grelmicro.task import Tasks
 from grelmicro.testing import MovableClock
+from grelmicro.testing.clock import WORK_LIMIT
 
 
 def test_it_is_a_clock() -> None:
@@ -313,3 +321,54 @@ async def test_time_goes_back_for_nobody_when_two_let_it_pass(clock: MovableCloc
     clock.call_later(1, lambda: asyncio.ensure_future(long_work()))
     await clock.advance(2)
     assert clock.now() == begun + 51
+
+
+async def test_it_waits_for_the_real_work_of_tasks(clock: MovableClock, nothing_left: None) -> None:
+    """Of coroutines and of threads, and before it moves on as well as at the end."""
+    tasks, runs = Tasks(clock=clock), Counter[str]()
+    backend = LockAdapter(MemoryStore(clock=clock))
+    start = clock.now()
+
+    @tasks.every(seconds=5, name="coroutine")
+    async def coroutine() -> None:
+        await asyncio.sleep(0.02)
+        runs[f"coroutine at {clock.now() - start:g}"] += 1
+
+    @tasks.every(seconds=5, name="thread", lock=TaskLock(backend=backend))
+    def thread() -> None:
+        sleep_in_thread(0.02)
+        runs[f"thread at {clock.now() - start:g}"] += 1
+
+    async with backend, tasks:
+        await clock.advance(10)
+    assert runs == {f"{kind} at {due}": 1 for kind in ("coroutine", "thread") for due in (0, 5, 10)}
+
+
+async def test_it_does_not_wait_for_work_that_waits_for_it(clock: MovableClock, nothing_left: None) -> None:
+    tasks, ran = Tasks(clock=clock), []
+
+    @tasks.every(seconds=100)
+    async def job() -> None:
+        await sleep(clock, 7.0)
+        ran.append(clock.now())
+
+    async with tasks:
+        begun = monotonic()
+        await clock.advance(8.0)
+        assert ran == [clock.now() - 1.0]
+        assert monotonic() - begun < WORK_LIMIT
+
+
+async def test_it_waits_for_work_no_longer_than_its_limit(
+    clock: MovableClock, nothing_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And once only."""
+    monkeypatch.setattr("grelmicro.testing.clock.WORK_LIMIT", 0.2)
+    tasks, go_on = Tasks(clock=clock), asyncio.Event()
+    tasks.every(seconds=1, name="job")(go_on.wait)
+    async with tasks:
+        begun = monotonic()
+        for _ in range(200):
+            await clock.advance(1.0)
+        assert 0.2 <= monotonic() - begun < 20.0
+        go_on.set()

@@ -31,8 +31,8 @@ def of(router: TaskRouter) -> list[IntervalTask]:
 def lock_of(router: TaskRouter) -> TaskLock:
     """The lock of its only task."""
     (task,) = of(router)
-    assert task._lock is not None
-    return task._lock
+    assert task.lock is not None
+    return task.lock
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def has_run(job: IntervalTask, times: int) -> bool:
     return ran(job) >= times
 
 
-@pytest.mark.parametrize("guard", ["alone", "leader"])
+@pytest.mark.parametrize("guard", ["alone", "lock", "leader"])
 async def test_the_next_due_time_comes_however_a_job_ends(nothing_left: None, clock: MovableClock, guard: str) -> None:
     assert len(ENDINGS) * FIRES >= 1_000
     leader = LeaderElection("job")

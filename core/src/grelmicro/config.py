@@ -19,7 +19,8 @@ SHORTEST_INTERVAL = 0.001
 """The shortest pause between things that are repeated, in seconds."""
 
 
-def _number(value: object) -> object:
+def number(value: object) -> object:
+    """`value`, unless it is a bool, which counts as a number elsewhere."""
     if isinstance(value, bool):
         raise ValueError("should be a number of seconds, not true or false")
     return value
@@ -35,10 +36,10 @@ def _worker(value: object) -> object:
     return value
 
 
-Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, le=LONGEST, allow_inf_nan=False)]
+Seconds = Annotated[float, BeforeValidator(number), Field(gt=0, le=LONGEST, allow_inf_nan=False)]
 """A duration in seconds: more than 0, at most ten years."""
 
-Ratio = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1, allow_inf_nan=False)]
+Ratio = Annotated[float, BeforeValidator(number), Field(ge=0, lt=1, allow_inf_nan=False)]
 """A share: 0 or more, less than 1."""
 
 Interval = Annotated[Seconds, Field(ge=SHORTEST_INTERVAL)]

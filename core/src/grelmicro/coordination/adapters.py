@@ -126,12 +126,12 @@ class LeaseAdapter(Resource):
                 raise _unknown(error, f"releasing {lease.name!r}, which is repeated in the background,") from error
             raise
 
-    def settle(self, lease: Lease, seconds: float = 0.0) -> None:
+    def settle(self, lease: Lease, seconds: float = 0.0, *, data: Mapping[str, str] | None = None) -> None:
         """See `LeaseBackend.settle`."""
         if seconds > 0:
-            self._in_background(self._renew_again(lease, seconds))
+            self._in_background(self._renew_again(lease, seconds, data))
         else:
-            self._in_background(self._release_again(lease, None, limit=lease.remaining, sure=False))
+            self._in_background(self._release_again(lease, data, limit=lease.remaining, sure=False))
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseBackend.read`."""
@@ -164,12 +164,12 @@ class LeaseAdapter(Resource):
 
         await self._repeat(release, lease.name, limit)
 
-    async def _renew_again(self, lease: Lease, seconds: float) -> None:
+    async def _renew_again(self, lease: Lease, seconds: float, data: Mapping[str, str] | None) -> None:
         """Repeat a renewal that shortens, until it is answered."""
         until = self.clock.now() + seconds
 
         async def renew() -> bool:
-            await self.store.renew(lease, max(until - self.clock.now(), 0.001))
+            await self.store.renew(lease, max(until - self.clock.now(), 0.001), data=data)
             return True
 
         await self._repeat(renew, lease.name, lease.remaining)

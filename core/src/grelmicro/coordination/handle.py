@@ -130,12 +130,12 @@ class LockHandle(Hold):
             raise self.lost_error("released")
         repeated = self._release_sent
         instant = self._backend.instant(get_running_loop())
-        if instant is not None:
+        if instant is not None and self.note is None:
             owned = instant.release_now(self.lease)
         else:
             if repeated is None:
                 self._release_sent = self._backend.clock.now() < self.deadline
-            owned = await self._backend.release(self.lease)
+            owned = await self._backend.release(self.lease, data=self.note)
         # The first of two requests may have done it: then the second one's "no" is no loss.
         if not owned and not repeated:
             self.lose("it expired or was taken over")
@@ -225,9 +225,9 @@ class LockHandle(Hold):
         self._backend.renewer.discard(self)
         self._release_sent = self.valid
         try:
-            owned = await self._backend.renew(self.lease, seconds) is not None
+            owned = await self._backend.renew(self.lease, seconds, data=self.note) is not None
         except BaseException:
-            self._backend.settle(self.lease, seconds)
+            self._backend.settle(self.lease, seconds, data=self.note)
             raise
         finally:
             self._finish()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
 from grelmicro import lifecycle
 from grelmicro.clock import DRIFT, Signal
@@ -21,6 +22,8 @@ class Hold:
     interruption: Interruption | None = None
     renewed_automatically = False
     max_hold: float | None = None
+    note: Mapping[str, str] | None = None
+    """What replaces the data of the record when it is given back; None keeps it."""
     _reason = ""
     _released = False
     _release_sent: bool | None = None

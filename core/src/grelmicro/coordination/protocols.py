@@ -52,7 +52,7 @@ class LeaseBackend(Backend, Protocol):
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseStore.release`."""
 
-    def settle(self, lease: Lease, seconds: float = 0.0) -> None:
+    def settle(self, lease: Lease, seconds: float = 0.0, *, data: Mapping[str, str] | None = None) -> None:
         """In the background, and repeated until it is answered, let it end `seconds` from now; 0.0: release it."""
 
     async def read(self, name: str) -> Lease | None:

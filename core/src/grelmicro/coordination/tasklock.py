@@ -3,6 +3,7 @@
 import logging
 from asyncio import Task
 from collections.abc import Coroutine, Mapping
+from dataclasses import replace
 from typing import Any, Self
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, calling_task, mint, this_task, this_thread
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
 from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.taskruns import TaskRun
 from grelmicro.coordination.threads import call
 from grelmicro.errors import LockLostError
 from grelmicro.leases import Lease
@@ -59,6 +61,11 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
     _keywords: Mapping[str, object] | None = None
     """What it was built with; None: ready settings."""
     _env_prefix: str | None = None
+    _task: str | None = None
+    """The task that it is for."""
+    _respects_holds = True
+    _left_held: LockHandle | None = None
+    """What was given up last, for the rest of its minimum hold."""
 
     def __init__(
         self,
@@ -119,7 +126,9 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         given = {field: getattr(config, field) for field in config.model_fields_set}
         hold = given.setdefault("min_hold_duration", interval)
         given.setdefault("lease_duration", max(config.lease_duration, hold))
-        return self.from_config(name, build(TaskLockConfig, title, given), backend=self.given_backend)
+        lock = self.from_config(name, build(TaskLockConfig, title, given), backend=self.given_backend)
+        lock._task = task
+        return lock
 
     def refresh(self) -> Coroutine[Any, Any, LockHandle]:
         """Let the calling task's lease last its whole duration from now; see `LockHandle.extend`.
@@ -133,6 +142,21 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
     def from_thread(self) -> "ThreadTaskLock":
         """The same lock for threads other than the event loop's: the same names, as plain calls."""
         return ThreadTaskLock(self)
+
+    def past_hold(self) -> Self:
+        """The same lock, refused by work that goes on, and not by the minimum hold of work that has ended."""
+        lock = self.from_config(self._name, self._config, backend=self.given_backend)
+        lock._task, lock._respects_holds = self._task, False
+        return lock
+
+    async def last_run(self, task: str) -> TaskRun | None:
+        """The last run of `task` that its record knows of; None when there is none.
+
+        Raises:
+            CoordinationBackendError: the store failed.
+        """
+        record = await self._source.find().read(self._key)
+        return None if record is None else TaskRun.of(task, record)
 
     async def __aenter__(self) -> LockHandle:
         """Take it.
@@ -153,6 +177,35 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         token = f"{self._worker}:{context}:{mint()}"
         return await self._ask_once(backend, owner, token)
 
+    async def _ask(
+        self, backend: LockBackend, owner: Owner, token: str, waiting: bool = False
+    ) -> tuple[Lease, LockHandle | None]:
+        """See `LeasePrimitive._ask`. Where only the hold of a run that has ended refuses, these settings decide."""
+        lease, handle = await super()._ask(backend, owner, token, waiting)
+        if handle is not None or (left := await self._left_of_hold(backend, lease)) is None:
+            return lease, handle
+        if left > 0:
+            return replace(lease, expires_at=lease.now + left), None
+        await backend.release(lease)
+        return await super()._ask(backend, owner, token, waiting)
+
+    async def _left_of_hold(self, backend: LockBackend, lease: Lease) -> float | None:
+        """Seconds that are left of a minimum hold; None when `lease` is something else, such as that of a run."""
+        mine = self._left_held
+        if mine is not None and lease.granted_to(mine.token):
+            # By this clock, since a store may have rounded it up; sums of intervals are not exact.
+            return round(self._config.min_hold_duration - mine.held_for, 6)
+        run = None if self._task is None else TaskRun.of(self._task, lease)
+        if run is None or not run.holds(lease):
+            return None
+        if not self._respects_holds:
+            return 0.0
+        hold = self._config.min_hold_duration
+        left = lease.remaining + hold - run.hold
+        if hold != run.hold and left > 0:  # of a version with another interval: from now on this one counts for all
+            await backend.renew(lease, left, data=replace(run, hold=hold).beside(lease.data))
+        return left
+
     def _busy_for(self, lease: Lease) -> float:
         """What is left of the minimum hold, if all workers have these settings."""
         hold = self._config.min_hold_duration
@@ -164,6 +217,7 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
     async def _end(self, handle: LockHandle) -> None:
         """Free it, or let it go on for what is left of the minimum hold."""
         left = self._config.min_hold_duration - handle.held_for
+        self._left_held = handle
         if handle.released or (handle.valid and left > 0 and await handle.shorten(left)):
             return
         if handle.valid and left <= 0:

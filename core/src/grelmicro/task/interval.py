@@ -2,29 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from math import ceil, inf
 from random import random
 
-from grelmicro.clock import SYSTEM_CLOCK, Clock, sleep
+from grelmicro.clock import SYSTEM_CLOCK, Clock, sleep, working
 from grelmicro.config import SHORTEST_INTERVAL, check_seconds
-from grelmicro.coordination import LeaderElection, LockHandle, TaskLock
-from grelmicro.coordination.outage import Outage
-from grelmicro.errors import (
-    GrelmicroError,
-    LeadershipLostError,
-    LockLostError,
-    NotLeaderError,
-    TaskError,
-    WouldBlockError,
-)
+from grelmicro.coordination import LeaderElection, TaskLock
+from grelmicro.coordination.taskruns import FireOutcome, TaskRun
+from grelmicro.errors import WouldBlockError
 from grelmicro.events import emit
-from grelmicro.lifecycle import distinguish_cancellation
 from grelmicro.task import body
 from grelmicro.task.body import Function
-from grelmicro.task.task import OUTCOMES, Fire, Outcome
+from grelmicro.task.job import Job
+from grelmicro.task.task import Fire, no_outcomes
 
 logger = logging.getLogger("grelmicro.task")
 
@@ -37,20 +30,24 @@ STAND_BY = 0.05
 LONGEST_STAND_BY = 5.0
 """Seconds for which it does so at most."""
 
-ERROR_INTERVAL = 30.0
-"""Seconds between two log lines about an outage that goes on."""
-
 MISSED_INTERVAL = 600.0
 """Seconds between two log lines about missed fires: on a busy machine there may be some all the time."""
 
+SHORTEST_OVERDUE = 15.0
+"""Seconds by which a task is late at least that is called overdue."""
+
+RAN = (FireOutcome.SUCCESS, FireOutcome.ERROR, FireOutcome.LOST)
+"""The outcomes of fires in which the function ran."""
+
 
 def check_interval(setting: str, seconds: object) -> float:
-    """`seconds`, if it is a number of them that something can be repeated at.
+    """`seconds`, if it is a number of them, or a timedelta, that something can be repeated at.
 
     Raises:
         SettingsValidationError: it is not.
     """
-    return check_seconds(setting, seconds, least=SHORTEST_INTERVAL)
+    value = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
+    return check_seconds(setting, value, least=SHORTEST_INTERVAL)
 
 
 class IntervalTask:
@@ -63,7 +60,7 @@ class IntervalTask:
     Args:
         name: unique among the tasks of all workers that share a store.
         function: takes no arguments. A plain function runs in a thread.
-        seconds: the interval; at least a millisecond.
+        seconds: the interval, in seconds or as a timedelta; at least a millisecond.
         lock: held while it runs and, by its minimum hold, until the next due time: one run per interval over all.
         leader: only the worker that leads runs it.
 
@@ -72,34 +69,33 @@ class IntervalTask:
     """
 
     clock: Clock = SYSTEM_CLOCK
+    log_level: int = logging.INFO
+    """The level of the log line about each fire in which the function ran."""
 
     def __init__(
         self,
         name: str,
         function: Function,
-        seconds: float,
+        seconds: float | timedelta,
         *,
         lock: TaskLock | None = None,
         leader: LeaderElection | None = None,
     ) -> None:
-        self._name = name
-        self._function = function
+        self._job = Job(name, function, lock, leader)
         self._seconds = check_interval("IntervalTask seconds", seconds)
-        self._lock = lock
-        self._leader = leader
         self._due: float | None = None
+        self._expected: float | None = None  # when it fires next at the latest, if nothing keeps it from that
         self._theirs: float | None = None  # when it is due next by the grid of another worker, which ran
         self._ran = False  # at the last due time
         self._untold = 0  # fires that were missed since that was last told
         self._tell_missed_at = -inf
-        self._outage = Outage(f"task {name}", logger)
         self.last_fire: Fire | None = None
-        self.outcomes: dict[Outcome, int] = dict.fromkeys(OUTCOMES, 0)
+        self.outcomes: dict[str, int] = no_outcomes()
 
     @property
     def name(self) -> str:
         """Its name."""
-        return self._name
+        return self._job.name
 
     @property
     def seconds(self) -> float:
@@ -109,12 +105,17 @@ class IntervalTask:
     @property
     def function(self) -> Function:
         """What it runs."""
-        return self._function
+        return self._job.function
+
+    @property
+    def lock(self) -> TaskLock | None:
+        """What is held while it runs."""
+        return self._job.lock
 
     @property
     def leader(self) -> LeaderElection | None:
         """The election whose leader alone runs it."""
-        return self._leader
+        return self._job.leader
 
     @property
     def next_fire_time(self) -> datetime | None:
@@ -123,16 +124,51 @@ class IntervalTask:
             return None
         return datetime.fromtimestamp(self.clock.wall(), UTC) + timedelta(seconds=self._due - self.clock.now())
 
+    @property
+    def overdue_for(self) -> float:
+        """Seconds since this worker should have fired; 0.0 when it is not overdue.
+
+        A task is overdue when two due times have passed, at least 15 s apart, and it has not fired: its function does
+        not end, or the task has ended with an error. A fire that is another worker's turn is no reason.
+        """
+        late = 0.0 if self._expected is None else self.clock.now() - self._expected
+        return late if late > max(self._seconds, SHORTEST_OVERDUE) else 0.0
+
+    async def last_run(self) -> TaskRun | None:
+        """The last run on any worker, as the store knows it; without a lock and a leader, that on this worker.
+
+        Raises:
+            OutOfContextError: no app serves this code.
+            CoordinationBackendError: the store failed.
+        """
+        return await self._job.last_run()
+
+    async def run_now(self) -> Fire:
+        """Run the function now, on this worker, also before it is due; the next due time stays.
+
+        A run that goes on elsewhere still excludes this one, and so does the leadership of another worker: then the
+        outcome is `skipped`. A run under a lock keeps the others away from now on for its interval.
+        """
+        self._job.clock = self.clock
+        lock = None if self.lock is None else self.lock.past_hold()
+        return await self._fire(self.clock.now(), partial(self._run_once, lock))
+
     async def __call__(self, *, ready: asyncio.Future[None] | None = None, stop: asyncio.Event | None = None) -> None:
         """Fire until `stop` is set; a fire that runs then is finished first."""
         stop = stop or asyncio.Event()
         if ready is not None and not ready.done():
             ready.set_result(None)
+        self._job.clock = self.clock
         self._due, self._theirs, self._ran = self.clock.now(), None, False
         try:
             while not stop.is_set():
-                await self._fire(self._due, stop)
+                self._expected = self._due + self._seconds
+                await self._fire(self._due, partial(self._attempt, self._due, stop))
                 self._due = await self._wait(self._due, stop)
+            self._expected = None
+        except asyncio.CancelledError:
+            self._expected = None
+            raise
         finally:
             self._due = None
 
@@ -143,7 +179,7 @@ class IntervalTask:
         if theirs is not None:
             due, pause = theirs, min(self._seconds * STAND_BY, LONGEST_STAND_BY) * (0.5 + random() / 2)
         while not stop.is_set():
-            self._due = due = self._after_missed(due)
+            self._due = self._expected = due = self._after_missed(due)
             left = due + pause - self.clock.now()
             if left <= 0:
                 await asyncio.sleep(0)  # a function that never waits itself must not be all that runs
@@ -155,7 +191,7 @@ class IntervalTask:
     async def _sleep(self, seconds: float, stop: asyncio.Event) -> bool:
         """Sleep, or until stopped or until this worker begins to lead; whether it did."""
         waiting: list[Coroutine[object, object, object]] = [stop.wait(), sleep(self.clock, seconds)]
-        leader = self._leader
+        leader = self.leader
         if leader is None or leader.is_leader():
             await body.first(waiting)
             return False
@@ -167,116 +203,83 @@ class IntervalTask:
         missed = ceil((self.clock.now() - due) / self._seconds - TOLERANCE)
         if missed <= 0:
             return due
-        self._count("missed", 0.0, missed)
+        self._count(Fire(self._wall(), FireOutcome.MISSED, 0.0), missed)
         self._untold += missed
         now = self.clock.now()
         if now >= self._tell_missed_at:
             logger.warning(
-                "task %s missed %d fires: it ran, or this process stood still, for too long", self._name, self._untold
+                "task %s missed %d fires: it ran, or this process stood still, for too long", self.name, self._untold
             )
             self._untold, self._tell_missed_at = 0, now + MISSED_INTERVAL
         return due + missed * self._seconds
 
-    async def _fire(self, due: float, stop: asyncio.Event) -> None:
-        started = self.clock.now()
-        outcome: Outcome = "error"  # also when it is cut off by the end of a shutdown's patience
+    async def _fire(self, due: float, attempt: Callable[[], Awaitable[FireOutcome]]) -> Fire:
+        """Make an attempt that is due at `due`; count it and tell how it ended."""
+        started, started_at = self.clock.now(), self._wall()
+        outcome = FireOutcome.ERROR  # also when it is cut off by the end of a shutdown's patience
         try:
-            outcome = await self._attempt(due, stop)
+            with working(self.clock):
+                outcome = await attempt()
         finally:
-            self._count(outcome, self.clock.now() - started)
+            began = started if self._job.began_at is None else self._job.began_at
+            fire = Fire(started_at, outcome, self.clock.now() - started, max(began - due, 0.0))
+            self._count(fire)
+            level = self.log_level if outcome in RAN else logging.DEBUG
+            logger.log(level, "task %s: %s in %.3f s, %.3f s late", self.name, outcome, fire.duration, fire.lateness)
+        return fire
 
-    def _count(self, outcome: Outcome, duration: float, fires: int = 1) -> None:
-        self.outcomes[outcome] += fires
-        started_at = datetime.fromtimestamp(self.clock.wall() - duration, UTC)
-        self.last_fire = Fire(started_at, outcome, duration)
-        emit("fired", self._name, duration, outcome, fires)
+    def _count(self, fire: Fire, fires: int = 1) -> None:
+        self.outcomes[fire.outcome] += fires
+        self.last_fire = fire
+        emit("fired", self.name, fire.duration, fire.outcome.value, fires)
 
-    async def _attempt(self, due: float, stop: asyncio.Event) -> Outcome:
-        """Run it if it is this worker's turn."""
-        if self._leader is not None and not self._leader.is_leader():
-            self._look_after(self._leader)
-            return "skipped"
-        if self._lock is None:
-            return await self._run(None)
-        outcome: Outcome | None = None
+    def _wall(self) -> datetime:
+        return datetime.fromtimestamp(self.clock.wall(), UTC)
+
+    async def _run_once(self, lock: TaskLock | None) -> FireOutcome:
+        """Run it if no other worker does."""
+        try:
+            return await self._job.run(lock=lock)
+        except WouldBlockError:
+            return FireOutcome.SKIPPED
+
+    async def _attempt(self, due: float, stop: asyncio.Event) -> FireOutcome:
+        """Run it if this is its turn, or will be soon."""
         while True:
             late = self.clock.now() - due
             try:
-                with distinguish_cancellation():
-                    async with self._lock as handle:
-                        self._answered()
-                        self._ran = True
-                        if late < self._seconds * TOLERANCE:
-                            handle.backdate(late)  # or each run would push the next one a little further
-                        outcome = await self._run(handle)
-                return outcome
+                # Counted from when it was due, or each run would push the next one a little further.
+                outcome = await self._job.run(late if late < self._seconds * TOLERANCE else 0.0)
             except WouldBlockError as busy:
-                self._answered()
                 left = busy.retry_after or 0.0
-            except LockLostError:
-                return "lost"
-            except Exception as error:
-                return self._in_trouble(error, outcome)
+            else:
+                self._ran = self._ran or self._job.began_at is not None
+                self._look_after(outcome)
+                return outcome
             if late + left > self._seconds * TOLERANCE:
                 self._follow(left)
-                return "skipped"
+                return FireOutcome.SKIPPED
             if not self._ran:
                 due = self._due = self.clock.now() + left  # another worker's hold: its grid is the one that counts
             await self._sleep(left + 0.001, stop)
             if stop.is_set():
-                return "skipped"
+                return FireOutcome.SKIPPED
 
     def _follow(self, left: float) -> None:
         """Another worker has the lock for `left` seconds: if that is the hold of an interval, it tells the grid."""
-        assert self._lock is not None
+        assert self.lock is not None
         self._ran = False
-        if left <= self._seconds <= self._lock.config.min_hold_duration:
+        if left <= self._seconds <= self.lock.config.min_hold_duration:
             self._theirs = self.clock.now() + left
 
-    def _answered(self) -> None:
-        self._outage.over(self.clock.now())
-
-    def _in_trouble(self, error: Exception, outcome: Outcome | None) -> Outcome:
-        """The lock failed, before it ran or after that with `outcome`."""
-        told = error if isinstance(error, GrelmicroError) else f"{type(error).__name__}: {error}"
-        if outcome is None:
-            reason = TaskError(f"it did not run, since it could not be told whose turn it is: {told}")
-            self._outage.note(reason, self.clock.now(), ERROR_INTERVAL)
-            return "coordination_error"
-        logger.warning("task %s ran, and its lock could not be given back: %s", self._name, told)
-        return outcome
-
-    def _look_after(self, leader: LeaderElection) -> None:
+    def _look_after(self, outcome: FireOutcome) -> None:
         """Tell once, and not before it had the time to start, that an election does not run: then nobody leads."""
-        if self.outcomes["skipped"] == 1 and not leader.is_running():
-            logger.warning(
-                "task %s waits for the leader of '%s', and this worker takes no part in that election: "
-                "add it to Tasks, or run it in a task of its own",
-                self._name,
-                leader.name,
-            )
-
-    async def _run(self, handle: LockHandle | None) -> Outcome:
-        """Run the function, as long as the lease and the term that it runs under last."""
-        try:
-            if self._leader is None:
-                failure = await body.run(self._name, self._function, handle, in_term=False)
-            else:
-                work = partial(body.run, self._name, self._function, handle, in_term=True)
-                failure = await self._leader.run_in_term(work)
-        except body.LeaseLostError as lost:
-            logger.warning("task %s lost its lease while it ran", self._name, exc_info=lost.__cause__)
-            return "lost"
-        except LeadershipLostError:
-            logger.warning("task %s lost leadership while it ran", self._name)
-            return "lost"
-        except NotLeaderError:
-            return "skipped"
-        except Exception as error:  # such as that no thread can be started
-            failure = error
-        if failure is None:
-            return "success"
-        if isinstance(failure, NotLeaderError):  # the function asked by itself
-            return "skipped"
-        logger.error("task %s failed", self._name, exc_info=failure)
-        return "error"
+        leader = self.leader
+        if leader is None or outcome is not FireOutcome.SKIPPED or self.outcomes[outcome] != 1 or leader.is_running():
+            return
+        logger.warning(
+            "task %s waits for the leader of '%s', and this worker takes no part in that election: "
+            "add it to Tasks, or run it in a task of its own",
+            self.name,
+            leader.name,
+        )

@@ -92,9 +92,7 @@ class TaskRouter:
                     f"every() takes a {kind.__name__}, not {type(given).__name__}: "
                     f"build one, such as {kind.__name__}('job')"
                 )
-        interval = check_interval(
-            "every(seconds=)", seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
-        )
+        interval = check_interval("every(seconds=)", seconds)
 
         def declare(function: F) -> F:
             if not callable(function):

@@ -3,15 +3,18 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Protocol
 
+from grelmicro.coordination.taskruns import FireOutcome
 from grelmicro.errors import TaskError
 
-Outcome = Literal["success", "error", "lost", "skipped", "missed", "coordination_error"]
-"""How a due fire ended: it ran; it raised; it lost its lease or leadership while it ran; it is another worker's turn;
-this worker was busy or asleep when it was due; or the store could not tell whose turn it is."""
+Outcome = FireOutcome
+"""The former name of `FireOutcome`."""
 
-OUTCOMES: tuple[Outcome, ...] = ("success", "error", "lost", "skipped", "missed", "coordination_error")
+
+def no_outcomes() -> dict[str, int]:
+    """How often each outcome came about, before the first fire."""
+    return {outcome.value: 0 for outcome in FireOutcome}
 
 
 class Task(Protocol):
@@ -39,6 +42,8 @@ class Fire:
     """One due fire that is over."""
 
     started_at: datetime
-    outcome: Outcome
+    outcome: FireOutcome
     duration: float
     """Seconds that it took."""
+    lateness: float = 0.0
+    """Seconds from its due time until the function was called, or it was clear that it is not."""

@@ -17,7 +17,7 @@ from grelmicro.leases import LeaseStore
 from grelmicro.lifecycle import Resource
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.task import IntervalTask, Tasks
-from grelmicro.task.task import OUTCOMES
+from grelmicro.task.task import no_outcomes
 
 A = TypeVar("A", Grelmicro, Coordination)
 
@@ -121,7 +121,7 @@ def _begin_anew(tasks: Tasks, clock: Clock, back: ExitStack) -> None:
     for task in tasks.tasks:
         if isinstance(task, IntervalTask):
             back.callback(_count_from(task))
-            task.last_fire, task.outcomes = None, dict.fromkeys(OUTCOMES, 0)
+            task.last_fire, task.outcomes = None, no_outcomes()
 
 
 def _count_from(task: IntervalTask) -> Callable[[], None]:

@@ -1,0 +1,199 @@
+"""What a task runs: its function, on the worker whose turn it is, and the note of each run for all workers."""
+
+import logging
+from datetime import UTC, datetime
+from functools import partial
+
+from grelmicro.clock import SYSTEM_CLOCK, Clock, TimeLimit
+from grelmicro.coordination import LeaderElection, LockHandle, TaskLock
+from grelmicro.coordination.identity import mint
+from grelmicro.coordination.outage import Outage
+from grelmicro.coordination.taskruns import FireOutcome, TaskRun
+from grelmicro.errors import (
+    GrelmicroError,
+    LeadershipLostError,
+    LockLostError,
+    NotLeaderError,
+    TaskError,
+    WouldBlockError,
+)
+from grelmicro.lifecycle import distinguish_cancellation
+from grelmicro.task import body
+from grelmicro.task.body import Function
+
+logger = logging.getLogger("grelmicro.task")
+
+ERROR_INTERVAL = 30.0
+"""Seconds between two log lines about an outage that goes on."""
+
+NOTE_LIMIT = 5.0
+"""Seconds after which the note of a run under a leader is given up."""
+
+NOTE_LEASE = 0.001
+"""Seconds for which the record of a run is held: no longer than it takes to write it."""
+
+
+class Job:
+    """Runs a function under the lock and for the leader of its task.
+
+    Args:
+        name: the task.
+        function: takes no arguments. A plain function runs in a thread.
+        lock: held while it runs.
+        leader: only the worker that leads runs it.
+    """
+
+    clock: Clock = SYSTEM_CLOCK
+
+    def __init__(
+        self, name: str, function: Function, lock: TaskLock | None = None, leader: LeaderElection | None = None
+    ) -> None:
+        self.name = name
+        self.function = function
+        self.lock = lock
+        self.leader = leader
+        self.began_at: float | None = None
+        """When the function was called the last time, by the clock."""
+        self._running = False
+        self._ended: TaskRun | None = None  # the last run on this worker
+        self._outage = Outage(f"task {name}", logger)
+
+    async def run(self, late: float = 0.0, *, lock: TaskLock | None = None) -> FireOutcome:
+        """Run the function once, if it is this worker's turn.
+
+        Args:
+            late: seconds since it was due; its minimum hold counts from then.
+            lock: taken in place of the task's own.
+
+        Raises:
+            WouldBlockError: its lock is held by another worker, or for what is left of a minimum hold.
+        """
+        if self._running or (self.leader is not None and not self.leader.is_leader()):
+            return FireOutcome.SKIPPED
+        self._running, self.began_at = True, None
+        try:
+            return await self._run_if_free(lock, late)
+        finally:
+            self._running = False
+
+    async def last_run(self) -> TaskRun | None:
+        """The last run on any worker, as the store knows it; without a lock and a leader, that on this worker.
+
+        Raises:
+            OutOfContextError: no app serves this code.
+            CoordinationBackendError: the store failed.
+        """
+        if self.lock is not None:
+            return await self.lock.last_run(self.name)
+        if self.leader is None:
+            return self._ended
+        record = await self.leader.backend.read(self._record)
+        return None if record is None else TaskRun.of(self.name, record)
+
+    async def _run_if_free(self, lock: TaskLock | None, late: float) -> FireOutcome:
+        lock = lock or self.lock
+        if lock is not None:
+            return await self._run_locked(lock, late)
+        outcome = await self._run(None)
+        if self.leader is not None and self.leader.is_leader():
+            await self._store(self.leader)
+        return outcome
+
+    async def _run_locked(self, lock: TaskLock, late: float) -> FireOutcome:
+        outcome: FireOutcome | None = None
+        try:
+            with distinguish_cancellation():
+                async with lock as handle:
+                    self._outage.over(self.clock.now())
+                    handle.backdate(late)
+                    try:
+                        outcome = await self._run(handle)
+                    finally:
+                        if self._ended is not None:
+                            handle.note = self._ended.beside(handle.lease.data)
+            return outcome
+        except WouldBlockError:
+            self._outage.over(self.clock.now())
+            raise
+        except LockLostError:
+            return FireOutcome.LOST
+        except Exception as error:
+            return self._in_trouble(error, outcome)
+
+    def _in_trouble(self, error: Exception, outcome: FireOutcome | None) -> FireOutcome:
+        """The lock failed, before the function ran or after that with `outcome`."""
+        told = error if isinstance(error, GrelmicroError) else f"{type(error).__name__}: {error}"
+        if outcome is None:
+            reason = TaskError(f"it did not run, since it could not be told whose turn it is: {told}")
+            self._outage.note(reason, self.clock.now(), ERROR_INTERVAL)
+            return FireOutcome.COORDINATION_ERROR
+        logger.warning("task %s ran, and its lock could not be given back: %s", self.name, told)
+        return outcome
+
+    async def _run(self, handle: LockHandle | None) -> FireOutcome:
+        """Run the function, and note how that ended."""
+        self.began_at = self.clock.now()
+        began = self.clock.wall()
+        outcome, failure = FireOutcome.ERROR, ""  # also when it is cut off by the end of a shutdown's patience
+        try:
+            outcome, failure = await self._end_of_run(handle)
+        finally:
+            if outcome is not FireOutcome.SKIPPED:
+                self._ended = TaskRun(
+                    self.name,
+                    datetime.fromtimestamp(began, UTC),
+                    datetime.fromtimestamp(began + self.clock.now() - self.began_at, UTC),
+                    outcome,
+                    self._worker,
+                    failure,
+                    0.0 if self.lock is None else self.lock.config.min_hold_duration,
+                    0 if handle is None else handle.fencing_token,
+                )
+        return outcome
+
+    async def _end_of_run(self, handle: LockHandle | None) -> tuple[FireOutcome, str]:
+        """Run the function as long as its lease and its term last; the outcome, and the class of its error."""
+        try:
+            if self.leader is None:
+                failure = await body.run(self.name, self.function, handle, in_term=False)
+            else:
+                work = partial(body.run, self.name, self.function, handle, in_term=True)
+                failure = await self.leader.run_in_term(work)
+        except body.LeaseLostError as lost:
+            logger.warning("task %s lost its lease while it ran", self.name, exc_info=lost.__cause__)
+            return FireOutcome.LOST, ""
+        except LeadershipLostError:
+            logger.warning("task %s lost leadership while it ran", self.name)
+            return FireOutcome.LOST, ""
+        except NotLeaderError:
+            return FireOutcome.SKIPPED, ""
+        except Exception as error:  # such as that no thread can be started
+            failure = error
+        if failure is None:
+            return FireOutcome.SUCCESS, ""
+        if isinstance(failure, NotLeaderError):  # the function asked by itself
+            return FireOutcome.SKIPPED, ""
+        logger.error("task %s failed", self.name, exc_info=failure)
+        return FireOutcome.ERROR, type(failure).__name__
+
+    async def _store(self, leader: LeaderElection) -> None:
+        """Store the note of a run without a lock, in one request; when that fails, the next run is noted."""
+        if self._ended is None:
+            return
+        try:
+            with distinguish_cancellation():
+                async with TimeLimit(self.clock, NOTE_LIMIT):
+                    await leader.backend.acquire(self._record, f"run:{mint()}", NOTE_LEASE, data=self._ended.beside({}))
+        except Exception as error:
+            logger.debug("the last run of task %s was not stored: %s", self.name, error)
+
+    @property
+    def _record(self) -> str:
+        """The name of the record of a task that has no lock."""
+        return f"task:{self.name}"
+
+    @property
+    def _worker(self) -> str:
+        if self.lock is not None:
+            return self.lock.worker
+        return "" if self.leader is None else self.leader.worker
