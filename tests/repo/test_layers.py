@@ -27,6 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.signals",
         "grelmicro.straying",
         "grelmicro.texts",
+        "grelmicro.urls",
     ),
     ("grelmicro.leases.*",),
     (

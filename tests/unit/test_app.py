@@ -318,12 +318,6 @@ def test_uses_is_a_list() -> None:
         Grelmicro(uses=coordination)
 
 
-@pytest.mark.parametrize("url", [None, b"memory://"])
-def test_a_url_is_text(url: Any) -> None:
-    with pytest.raises(SettingsValidationError, match=f"url should be text, not {type(url).__name__}: give one such"):
-        Coordination.from_url(url)
-
-
 def test_another_kind_of_event_loop_is_refused() -> None:
     """What trio and other libraries do: they run coroutines, and asyncio knows of nothing that runs."""
 

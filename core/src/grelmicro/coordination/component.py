@@ -19,6 +19,7 @@ from grelmicro.coordination.tasklock import TaskLock
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.leases import LeaseStore, Scope
 from grelmicro.lifecycle import Resource
+from grelmicro.urls import known_scheme
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -27,9 +28,10 @@ PROVIDERS: Mapping[str, str] = {
     "sqlite": "grelmicro.providers.sqlite:SQLiteProvider",
     "postgresql": "grelmicro.providers.postgres:PostgresProvider",
     "postgres": "grelmicro.providers.postgres:PostgresProvider",
-    "postgresql+asyncpg": "grelmicro.providers.postgres:PostgresProvider",
     "redis": "grelmicro.providers.redis:RedisProvider",
     "rediss": "grelmicro.providers.redis:RedisProvider",
+    "valkey": "grelmicro.providers.redis:RedisProvider",
+    "valkeys": "grelmicro.providers.redis:RedisProvider",
     "unix": "grelmicro.providers.redis:RedisProvider",
     "kubernetes": "grelmicro.providers.kubernetes:KubernetesProvider",
 }
@@ -78,9 +80,11 @@ class Coordination(Resource):
                 f"Coordination takes a provider or a store first, not {type(source).__name__}: "
                 "give a single backend as lock=, election= or schedule="
             )
-        self._lock = _slot("lock", lock, source, Provider.lock, LockBackend)
-        self._election = _slot("election", election, source, Provider.leaderelection, LeaderElectionBackend)
-        self._schedule = _slot("schedule", schedule, source, Provider.schedule, ScheduleBackend)
+        self._lock = _slot("lock", lock, source, LockBackend, lambda provider: provider.lock())
+        self._election = _slot(
+            "election", election, source, LeaderElectionBackend, lambda provider: provider.leaderelection()
+        )
+        self._schedule = _slot("schedule", schedule, source, ScheduleBackend, lambda provider: provider.schedule())
         self._opened = AsyncExitStack()
         self._check_scope(requires)
 
@@ -90,8 +94,9 @@ class Coordination(Resource):
 
         Args:
             url: the store's address: `memory://`, `sqlite:///locks.db` (relative), `sqlite:////var/lib/locks.db`,
-                `redis://cache:6379/0`, `rediss://...`, `unix:///run/redis.sock`, `postgresql://db/shop` or
-                `kubernetes://namespace`.
+                `redis://cache:6379/0`, `rediss://...`, `unix:///run/redis.sock`, `valkey://cache:6379/0`,
+                `postgresql://db/shop` or `kubernetes://namespace`. A driver that SQLAlchemy needs, such as in
+                `postgresql+psycopg://` or `sqlite+aiosqlite://`, may stay in it.
             namespace: separates applications that share a store; `grelmicro` by default. In a Kubernetes namespace,
                 which the URL names, it is the prefix of their Leases.
             requires: the least scope that the store must have.
@@ -100,16 +105,7 @@ class Coordination(Resource):
             SettingsValidationError: the URL or one of its options is not known.
             DependencyNotFoundError: the store's client library is not installed.
         """
-        if not isinstance(url, str):
-            raise SettingsValidationError(
-                f"Coordination.from_url: url should be text, not {type(url).__name__}: "
-                "give one such as sqlite:///locks.db, and look whether the variable that it is read from is set"
-            )
-        scheme = url.partition("://")[0].lower() if "://" in url else ""
-        if scheme not in PROVIDERS:
-            raise SettingsValidationError(
-                f"Coordination.from_url: the URL's scheme is not known: begin it with {' or '.join(_schemes())}"
-            )
+        scheme = known_scheme("Coordination.from_url", url, PROVIDERS)
         option = SEPARATED_BY.get(scheme, "namespace")
         options = {} if namespace is None else {option: check_namespace(namespace)}
         provider: Provider = resolve_name(PROVIDERS[scheme]).from_url(url, **options)
@@ -205,7 +201,7 @@ def _instance(given: object) -> object:
 
 
 def _slot(
-    slot: str, given: object, source: Provider | None, of_provider: Callable[[Provider], B], protocol: type
+    slot: str, given: object, source: Provider | None, protocol: type, of_provider: Callable[[Provider], B]
 ) -> B | None:
     """The backend of one slot."""
     given = _instance(given)
@@ -236,10 +232,6 @@ def _filled(backend: B | None, slot: str) -> B:
 def _title(backend: Backend) -> str:
     """What a backend's user knows it by."""
     return type(getattr(backend, "store", backend)).__name__
-
-
-def _schemes() -> list[str]:
-    return [f"{scheme}://" for scheme in PROVIDERS]
 
 
 def _several_workers() -> bool:

@@ -1,5 +1,7 @@
 """What gives all backends of one store."""
 
+from contextlib import AsyncExitStack
+
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter, ScheduleAdapter
 from grelmicro.coordination.identity import mint
 from grelmicro.coordination.protocols import LeaseBackend
@@ -13,6 +15,9 @@ CHECK_LEASE = 5.0
 class Provider(Resource):
     """One store, and the backends that use it. Open it, or let an app or a `Coordination` open it.
 
+    While it is open, its backends are open too. `Coordination` takes what `lock()`, `leaderelection()` and `schedule()`
+    return, which a subclass may override.
+
     Args:
         store: where the leases are.
         url: the store's address without secrets.
@@ -21,31 +26,28 @@ class Provider(Resource):
     def __init__(self, store: LeaseStore, *, url: str = "") -> None:
         self.store = store
         self.safe_url = url or f"{type(store).__name__}://"
-        self._lock: LockAdapter | None = None
-        self._election: LeaderElectionAdapter | None = None
-        self._schedule: ScheduleAdapter | None = None
+        self._lock = LockAdapter(store)
+        self._election = LeaderElectionAdapter(store)
+        self._schedule = ScheduleAdapter(store)
+        self._opened = AsyncExitStack()
 
     def lock(self) -> LockAdapter:
         """The backend of locks."""
-        self._lock = self._lock or LockAdapter(self.store)
         return self._lock
 
     def leaderelection(self) -> LeaderElectionAdapter:
         """The backend of elections."""
-        self._election = self._election or LeaderElectionAdapter(self.store)
         return self._election
 
     def schedule(self) -> ScheduleAdapter:
         """The backend of schedules."""
-        self._schedule = self._schedule or ScheduleAdapter(self.store)
         return self._schedule
 
     def move_to(self, store: LeaseStore) -> None:
         """Have the leases in `store` from now on, with the backends that were given. None of them may be open."""
         self.store = store
         for backend in (self._lock, self._election, self._schedule):
-            if backend is not None:
-                backend.move_to(store)
+            backend.move_to(store)
 
     async def check(self) -> None:
         """Take a lease and give it back; for health probes. That another probe has it at that moment is well, too.
@@ -57,12 +59,15 @@ class Provider(Resource):
             await check(backend)
 
     async def open(self) -> None:
-        """Open the store."""
-        await self.store.__aenter__()
+        """Open the store and its backends."""
+        async with AsyncExitStack() as stack:
+            for opened in (self.store, self._lock, self._election, self._schedule):
+                await stack.enter_async_context(opened)
+            self._opened = stack.pop_all()
 
     async def close(self) -> None:
-        """Close the store, once its backends are closed too."""
-        await self.store.__aexit__(None, None, None)
+        """Close the backends, then the store."""
+        await self._opened.aclose()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.safe_url!r})"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from grelmicro.errors import SettingsValidationError
+from grelmicro.urls import check_url
 
 KNOWN = ("context", "kubeconfig", "prefix")
 
@@ -26,6 +27,7 @@ def parse(url: str) -> Address:
     Raises:
         SettingsValidationError: it has another form, or an option that is not known.
     """
+    check_url("Kubernetes", url, FORM)
     try:
         parts = urlsplit(url)
     except ValueError:

@@ -8,6 +8,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urls
 
 from grelmicro.config import check_seconds
 from grelmicro.errors import SettingsValidationError
+from grelmicro.urls import check_url
 
 COMMAND_TIMEOUT = 5.0
 """Seconds after which a request to the server is given up, unless `command_timeout` says otherwise."""
@@ -156,8 +157,7 @@ def check_schema(schema: object) -> str:
 
 def _split(url: object) -> SplitResult:
     """The parts of a URL, which say what its writer meant."""
-    if not isinstance(url, str):
-        raise _wrong(f"should be text, not {type(url).__name__}")
+    url = check_url("PostgreSQL", url, FORM)
     try:
         parts = urlsplit(url)
         query = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=True) if parts.query else []

@@ -6,11 +6,15 @@ from typing import Self
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from grelmicro.errors import SettingsValidationError
+from grelmicro.urls import check_url
 
 LIMITS = ("command_timeout", "max_connections")
 TLS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname")
 KNOWN = ("db", "namespace", *LIMITS)
 """The options of every URL; those with TLS have `TLS` besides, those of a socket `user` and `password`."""
+
+ALIASES = {"valkey": "redis", "valkeys": "rediss"}
+"""Schemes of URLs for Valkey, which is spoken to as Redis is."""
 
 FORMS = "redis://[user]:[password]@host:6379/0, rediss://... for TLS, or unix:///path/to/redis.sock?db=0"
 
@@ -59,8 +63,10 @@ def parse(url: str) -> Address:
     Raises:
         SettingsValidationError: it has another form, an option that is not known, or a value that breaks a rule.
     """
+    check_url("Redis", url, FORMS)
     try:
         parts = urlsplit(url)
+        parts = parts._replace(scheme=ALIASES.get(parts.scheme, parts.scheme))
         port = parts.port
     except ValueError:
         raise _wrong(

@@ -10,6 +10,10 @@ from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter,
 from grelmicro.coordination.provider import Provider
 from grelmicro.errors import SettingsValidationError
 from grelmicro.leases.retention import RETENTION
+from grelmicro.urls import check_url
+
+FOREIGN_OPTIONS = ("cached_statements", "check_same_thread", "detect_types", "isolation_level", "timeout")
+"""Options of a URL that are for the connections of SQLAlchemy's drivers."""
 
 
 class SQLiteProvider(Provider):
@@ -40,17 +44,24 @@ class SQLiteProvider(Provider):
     def from_url(cls, url: str, *, namespace: str = "grelmicro") -> Self:
         """The provider of `sqlite:///relative.db` or `sqlite:////absolute.db`.
 
+        The driver of a URL for SQLAlchemy, as in `sqlite+aiosqlite:///shop.db`, and options for that are not used.
+
         Raises:
-            SettingsValidationError: the URL has another form, or options.
+            SettingsValidationError: the URL has another form, or an option that is not known.
         """
-        parts = urlsplit(url)
-        if parts.scheme != "sqlite" or parts.netloc or parts.fragment or not parts.path.startswith("/"):
+        parts = urlsplit(check_url("SQLite", url, "sqlite:///locks.db"))
+        if (
+            parts.scheme.partition("+")[0] != "sqlite"
+            or parts.netloc
+            or parts.fragment
+            or not parts.path.startswith("/")
+        ):
             raise SettingsValidationError(
                 "SQLite: url should be sqlite:/// and a path: sqlite:///locks.db for a file in the working directory, "
                 "sqlite:////var/lib/shop/locks.db for any other"
             )
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
-        if options.keys() - {"namespace"}:
+        if options.keys() - {"namespace", *FOREIGN_OPTIONS}:
             raise SettingsValidationError("SQLite: url has an option that is not known: the only one is namespace")
         return cls(unquote(parts.path[1:]), namespace=options.get("namespace", namespace))
 
