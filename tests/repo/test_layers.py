@@ -50,6 +50,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.coordination.interruption",
         "grelmicro.coordination.hold",
         "grelmicro.coordination.handle",
+        "grelmicro.coordination.acquisition",
         "grelmicro.coordination.blocks",
         "grelmicro.coordination.primitive",
         "grelmicro.coordination.lock",

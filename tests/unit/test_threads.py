@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from grelmicro.coordination import Lock, LockNotOwnedError, LockTimeoutError, TaskLock, WouldBlockError
+from grelmicro.coordination import (
+    Lock,
+    LockNotOwnedError,
+    LockReentrantError,
+    LockTimeoutError,
+    MultiLock,
+    TaskLock,
+    WouldBlockError,
+)
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.coordination.threads import _Work
 from grelmicro.errors import OutOfContextError
@@ -75,6 +83,9 @@ async def test_the_loop_itself_is_refused_at_once(world: World) -> None:
         uses: list[Callable[[], object]] = [
             lock.from_thread.acquire,
             lock.from_thread.acquire_nowait,
+            lock.__enter__,
+            tasklock.__enter__,
+            MultiLock(lock).__enter__,
             lock.from_thread.__enter__,
             lock.from_thread.locked,
             lock.from_thread.owned,
@@ -88,10 +99,47 @@ async def test_the_loop_itself_is_refused_at_once(world: World) -> None:
             with pytest.raises(OutOfContextError) as caught:
                 use()
             assert str(caught.value) == (
-                "from_thread was used on the event loop that has to serve it, which would wait for itself: "
-                "await the async form here, or call this in a thread (asyncio.to_thread)"
+                "`with` and from_thread were used on the event loop that has to serve them, which would wait for "
+                "itself: use `async with` or `await` here, or call this in a thread (asyncio.to_thread)"
             )
         await handle.release()
+
+
+@pytest.mark.parametrize("kind", [Lock, TaskLock, lambda name, backend: MultiLock(Lock(name, backend=backend))])
+async def test_with_in_a_thread_is_the_short_form(world: World, kind: Any) -> None:
+    async with world.client() as client:
+        lock, seen = Lock("cart", backend=client), TaskLock("cart", backend=client)
+
+        def use() -> None:
+            entered = kind("cart", backend=client)
+            with entered as held:
+                assert held.valid
+                assert lock.from_thread.locked() or seen.from_thread.locked()
+                with pytest.raises(LockReentrantError), entered:
+                    pass
+            with pytest.raises(ZeroDivisionError), kind("other", backend=client):
+                raise ZeroDivisionError
+            assert not held.valid
+
+        await asyncio.to_thread(use)
+
+
+async def test_each_of_many_threads_leaves_the_block_that_it_entered(world: World) -> None:
+    async with world.client() as client:
+        lock = Lock("cart", backend=client)
+        inside = 0
+
+        def use() -> None:
+            nonlocal inside
+            for _ in range(5):
+                with lock as held:
+                    inside += 1
+                    assert inside == 1
+                    assert held.valid
+                    inside -= 1
+
+        await asyncio.gather(*(asyncio.to_thread(use) for _ in range(4)))
+        assert not await lock.locked()
 
 
 async def test_another_loops_thread_may_wait(world: World) -> None:

@@ -1,5 +1,6 @@
 """Locks, task locks and leader election over all workers of a service, on any store."""
 
+from grelmicro.coordination.acquisition import Acquisition
 from grelmicro.coordination.component import Coordination
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.health import ElectionHealth, HealthCheck, HealthReport, StoreHealth
@@ -25,6 +26,7 @@ from grelmicro.errors import (
 )
 
 __all__ = [
+    "Acquisition",
     "BackendUnavailableError",
     "Coordination",
     "CoordinationBackendError",

@@ -198,7 +198,7 @@ class LockHandle(Hold):
             await self.release()
 
     async def __aenter__(self) -> "LockHandle":
-        """Hold it for a block: `async with await lock.acquire(timeout=2) as held`.
+        """Hold it for a block: `async with lock.acquire(timeout=2) as held`.
 
         Raises:
             LockNotOwnedError: it is lost or released.

@@ -4,7 +4,7 @@ import itertools
 import os
 import threading
 import weakref
-from asyncio import AbstractEventLoop, Task, current_task
+from asyncio import AbstractEventLoop, Task, current_task, get_running_loop
 from contextvars import ContextVar
 from secrets import token_hex
 from typing import Any, Protocol
@@ -98,7 +98,7 @@ def this_task(loop: AbstractEventLoop | None = None) -> Task[Any]:
 def calling_task() -> "Task[Any] | None":
     """The running task, if this is called in one."""
     try:
-        return current_task()
+        return current_task(get_running_loop())
     except RuntimeError:  # no event loop runs in this thread
         return None
 

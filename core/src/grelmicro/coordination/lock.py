@@ -6,6 +6,7 @@ from typing import Any, Self
 from uuid import UUID
 
 from grelmicro.config import Interval, Ratio, build, check_config, check_name, check_seconds
+from grelmicro.coordination.acquisition import Acquisition
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, calling_task, mint, this_task, this_thread
 from grelmicro.coordination.passing import Offer
@@ -89,12 +90,14 @@ class Lock(LeasePrimitive[LockConfig]):
         return lock
 
     # The holder is the task that calls a method, also where another one then awaits what the call returned: as
-    # `asyncio.create_task`, `asyncio.shield` and, before Python 3.12, `asyncio.wait_for` have it.
+    # `asyncio.create_task`, `asyncio.shield` and, before Python 3.12, `asyncio.wait_for` have it. The names of the
+    # coroutines are those of the methods: a warning about one that was never awaited shows it.
 
-    def acquire(self, *, timeout: float | None = None) -> Coroutine[Any, Any, LockHandle]:
+    def acquire(self, *, timeout: float | None = None) -> Acquisition[LockHandle]:
         """Take the lock; waits in order with others of this process, and is woken by the release.
 
-        The calling task is the holder, also where another one awaits this for it.
+        Await it for a handle, or enter it: `async with lock.acquire(timeout=2) as handle`. The calling task is the
+        holder, also where another one awaits this for it.
 
         Args:
             timeout: seconds to wait; None waits as long as it takes, 0 asks once, and the answer comes within the time
@@ -107,15 +110,15 @@ class Lock(LeasePrimitive[LockConfig]):
             OutcomeUnknownError: the store did not answer; what it may have granted is undone in the background.
             OutOfContextError: no backend serves this code.
         """
-        return self._take(calling_task(), timeout)
+        return Acquisition(self._take(calling_task(), timeout))
 
-    def acquire_nowait(self) -> Coroutine[Any, Any, LockHandle]:
-        """Take the lock if it is free.
+    def acquire_nowait(self) -> Acquisition[LockHandle]:
+        """Take the lock if it is free; to be awaited or entered, as `acquire`.
 
         Raises:
             WouldBlockError: another holder has it.
         """
-        return self._take_once(calling_task())
+        return Acquisition(self._take_once(calling_task()))
 
     def extend(self) -> Coroutine[Any, Any, LockHandle]:
         """Let this task's lease last its whole duration from now; see `LockHandle.extend`."""
@@ -163,20 +166,30 @@ class Lock(LeasePrimitive[LockConfig]):
                 return handle if caller is owner else self._hand_over(handle, caller)
         return self._hand_over(await self._acquire(backend, owner, "task", timeout), caller)
 
+    _take.__qualname__ = "Lock.acquire"
+
     async def _take_once(self, caller: "Task[Any] | None") -> LockHandle:
         owner = this_task()
         self._refuse_reentry(owner)
         handle = await self._ask_once(self._source.find(), owner, self._token("task"))
         return self._hand_over(handle, caller)
 
+    _take_once.__qualname__ = "Lock.acquire_nowait"
+
     async def _extend(self, caller: "Task[Any] | None") -> LockHandle:
         return await self._holding(caller, "extended").extend()
+
+    _extend.__qualname__ = "Lock.extend"
 
     async def _release(self, caller: "Task[Any] | None") -> None:
         await self._holding(caller, "released").release()
 
+    _release.__qualname__ = "Lock.release"
+
     async def _owned(self, caller: "Task[Any] | None") -> bool:
         return await self._is_held_by(caller or this_task(), self._source.find())
+
+    _owned.__qualname__ = "Lock.owned"
 
     async def _acquire(self, backend: LockBackend, owner: Owner, context: str, timeout: float | None) -> LockHandle:
         """`acquire` for any owner; `context` says in the token whether that is a task or a thread."""

@@ -168,7 +168,7 @@ class MultiLockHandle:
         return held
 
     async def __aenter__(self) -> "MultiLockHandle":
-        """Hold them for a block: `async with await multi.acquire(timeout=2) as held`.
+        """Hold them for a block: `async with multi.acquire(timeout=2) as held`.
 
         Raises:
             LockNotOwnedError: one is lost or released.

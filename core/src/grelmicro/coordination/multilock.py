@@ -1,22 +1,22 @@
 """`MultiLock`: several locks as one, all or none."""
 
 from asyncio import Task
-from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any
 
 from grelmicro.config import check_seconds
+from grelmicro.coordination.acquisition import Acquisition
 from grelmicro.coordination.blocks import Blocks
 from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
 from grelmicro.coordination.lock import Lock
 from grelmicro.coordination.multihandle import MultiLockHandle, ThreadMultiLockHandle
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.taking import Taking
-from grelmicro.coordination.threads import call
+from grelmicro.coordination.threads import EnteredByThreads, call
 from grelmicro.errors import LockNotOwnedError, SettingsValidationError
 
 
-class MultiLock:
+class MultiLock(EnteredByThreads[ThreadMultiLockHandle]):
     """Several locks that are taken and given back together, all or none.
 
     They are taken in the order of their names, however they were given, so that no two that take several locks this way
@@ -49,10 +49,11 @@ class MultiLock:
         """The locks' names, in the order in which they are taken."""
         return ", ".join(lock.name for lock in self._order)
 
-    def acquire(self, *, timeout: float | None = None) -> Coroutine[Any, Any, MultiLockHandle]:
+    def acquire(self, *, timeout: float | None = None) -> Acquisition[MultiLockHandle]:
         """Take all of them; when one cannot be had, those taken before are given back.
 
-        The calling task is the holder, also where another one awaits this for it.
+        Await it for a handle, or enter it, as `Lock.acquire`. The calling task is the holder, also where another one
+        awaits this for it.
 
         Args:
             timeout: seconds to wait for all of them together; None waits as long as it takes, 0 tries each once.
@@ -66,7 +67,7 @@ class MultiLock:
             OutOfContextError: no backend serves this code.
             SettingsValidationError: two locks have one name and different backends.
         """
-        return self._take(calling_task(), timeout)
+        return Acquisition(self._take(calling_task(), timeout))
 
     @property
     def from_thread(self) -> "ThreadMultiLock":
@@ -94,6 +95,8 @@ class MultiLock:
         if caller is not None:
             held.move_to(caller)
         return held
+
+    _take.__qualname__ = "MultiLock.acquire"
 
     async def _acquire(
         self, served: list[tuple[Lock, LockBackend]], owner: Owner, context: str, timeout: float | None

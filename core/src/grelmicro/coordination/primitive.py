@@ -14,7 +14,7 @@ from grelmicro.coordination.handle import Holdings, LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, this_task, this_thread, worker_name
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.resolve import BackendSource
-from grelmicro.coordination.threads import call
+from grelmicro.coordination.threads import EnteredByThreads, call
 from grelmicro.errors import (
     BackendUnavailableError,
     CoordinationError,
@@ -52,7 +52,7 @@ class LeaseConfig(WorkerConfig):
 C = TypeVar("C", bound=LeaseConfig)
 
 
-class LeasePrimitive(Reconfigurable[C], Generic[C]):
+class LeasePrimitive(Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Generic[C]):
     """A named thing that tasks and threads hold, one at a time over all workers."""
 
     kind: ClassVar[str]

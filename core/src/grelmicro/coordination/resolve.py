@@ -26,7 +26,7 @@ class BackendSource(Generic[B]):
         given: the backend that the primitive was built with, if any.
     """
 
-    __slots__ = ("_app", "_slot", "_title", "given")
+    __slots__ = ("_app", "_found", "_slot", "_title", "given")
 
     def __init__(self, title: str, slot: str, protocol: type, given: B | None) -> None:
         if given is not None and not _fits(given, protocol):
@@ -38,6 +38,7 @@ class BackendSource(Generic[B]):
         self._title = title
         self._slot = slot
         self._app: weakref.ref[App] | None = None
+        self._found: B | None = None  # the backend of that app
 
     def find(self, *, any_loop: bool = False) -> B:
         """The backend to use now; `any_loop` for threads.
@@ -49,12 +50,15 @@ class BackendSource(Generic[B]):
             return self.given
         app = active_app(self._title, any_loop=any_loop)
         before = self._app() if self._app is not None else None
-        if before is not app:
+        if self._found is None or before is not app:
             self._stay(before, app)
-        return cast(B, getattr(app.component("coordination"), self._slot))
+            self._found = cast(B, getattr(app.component("coordination"), self._slot))
+        return self._found
 
     def _stay(self, before: App | None, app: App) -> None:
         """Never move silently from one app's store to another's: who holds it there does not exclude anyone here."""
+        if before is app:
+            return
         if before is not None and before.is_open:
             raise OutOfContextError(
                 f"{self._title} was used with another app that is still open: "
@@ -62,7 +66,7 @@ class BackendSource(Generic[B]):
             )
         if before is not None:
             logger.warning("%s now uses another app than before, whose leases it knows nothing of", self._title)
-        self._app = weakref.ref(app)
+        self._app, self._found = weakref.ref(app), None
 
 
 def _fits(given: object, protocol: type) -> bool:

@@ -171,6 +171,8 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
     async def _refresh(self, caller: "Task[Any] | None") -> LockHandle:
         return await self._holding(caller, "refreshed").extend()
 
+    _refresh.__qualname__ = "TaskLock.refresh"
+
     async def _acquire(self, backend: LockBackend, owner: Owner, context: str) -> LockHandle:
         self._refuse_reentry(owner)
         # The last part differs from handle to handle, so that none can be used to act for another.

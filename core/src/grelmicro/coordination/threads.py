@@ -2,14 +2,17 @@
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from contextlib import AbstractContextManager, suppress
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast
 
 from grelmicro.errors import OutOfContextError
 from grelmicro.lifecycle import AwaitedCancelledError
 
 T = TypeVar("T")
+H_co = TypeVar("H_co", covariant=True)
 
 _LOOK = 1.0
 """Seconds between two looks at whether the event loop still runs."""
@@ -17,6 +20,32 @@ _LOOK = 1.0
 _STOPPED = (
     "the event loop that serves this backend stopped during the call: keep the app open until its threads have ended"
 )
+
+
+class EnteredByThreads(ABC, Generic[H_co]):
+    """Something that a thread enters with `with`, which is short for `with ....from_thread`."""
+
+    @property
+    @abstractmethod
+    def from_thread(self) -> AbstractContextManager[H_co]:
+        """The same for threads other than the event loop's."""
+
+    def __enter__(self) -> H_co:
+        """In a thread, enter `from_thread`.
+
+        Raises:
+            OutOfContextError: this is the event loop, where `async with` is needed.
+        """
+        return self._in_threads().__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._in_threads().__exit__(kind, error, traceback)
+
+    def _in_threads(self) -> AbstractContextManager[H_co]:
+        """What `with` enters and leaves: one object, which knows the blocks that are open."""
+        return cast(AbstractContextManager[H_co], self.__dict__.setdefault("_entered", self.from_thread))
 
 
 def call(
@@ -150,8 +179,8 @@ def _refusal(loop: asyncio.AbstractEventLoop) -> str:
         running = None
     if running is loop:
         return (
-            "from_thread was used on the event loop that has to serve it, which would wait for itself: "
-            "await the async form here, or call this in a thread (asyncio.to_thread)"
+            "`with` and from_thread were used on the event loop that has to serve them, which would wait for itself: "
+            "use `async with` or `await` here, or call this in a thread (asyncio.to_thread)"
         )
     if not loop.is_running():
         return "the event loop that serves this backend does not run: keep the app open while threads use it"
