@@ -8,10 +8,12 @@ from time import monotonic
 import pytest
 from redis.asyncio import Redis
 
+from grelmicro.backends.hints import TEST_INTERVAL
 from grelmicro.backends.redis import RedisStore
 from grelmicro.backends.redis.server import RedisServer
 from grelmicro.coordination import Lock, LockHandle
 from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.errors import BackendUnavailableError
 from tests.helpers.worlds import eventually
 from tests.servers.fixtures import StartRedis
 from tests.servers.proxy import Proxy
@@ -119,6 +121,29 @@ async def test_a_connection_for_messages_that_is_killed_is_replaced(
     waiting = asyncio.create_task(lock_on(waiter).acquire())
     await until_marked(holder)
     await hand_over(held, waiting)
+
+
+async def test_messages_of_a_demoted_server_are_not_relied_on(start_redis: StartRedis, namespace: str) -> None:
+    """Its name leads to the promoted server from then on, and the connection for messages stays where it is."""
+    demoted, promoted = start_redis(), start_redis()
+    async with Proxy(demoted.url) as proxy, LockAdapter(RedisStore(proxy.url, namespace=namespace)) as waiter:
+        assert isinstance(waiter.store, RedisStore)
+        hints = waiter.store._get_open().hints
+        async with waiter.watch("lock:cart") as waiting:
+            await eventually(lambda: waiting.pushes, "messages come")
+            demoted.ask("REPLICAOF 127.0.0.1 1")
+            proxy.lead_to(promoted.url)
+            begun = monotonic()
+            woken = asyncio.create_task(waiting.wait(LEASE))
+            with pytest.raises(BackendUnavailableError, match="it is a replica"):
+                await waiter.acquire("lock:other", "h", LEASE)
+            assert not hints.trusted, "from the answer on"
+            assert await asyncio.wait_for(woken, 10.0) is True, "the waiter asks"
+            while not waiting.pushes:
+                await asyncio.sleep(0.01)
+            assert monotonic() - begun < TEST_INTERVAL - 5.0
+            promoted.ask(f"PUBLISH {namespace}:lease:lock:cart x")
+            assert await asyncio.wait_for(waiting.wait(LEASE), 10.0) is True
 
 
 async def test_messages_that_are_swallowed_are_not_relied_on(

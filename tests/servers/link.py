@@ -30,6 +30,8 @@ class Link:
         self._expecting: list[Fault] = []
         self._muted = False
         self._reset_by_reply = False
+        self.forgotten = False
+        """Whether everything that is sent gets lost."""
         self.sticky: Fault | None = None
         """What takes all further requests of this connection."""
 
@@ -73,6 +75,8 @@ class Link:
             self._proxy.requests += 1
             self._proxy.bytes_sent += len(chunk)
             await self._proxy.pass_on(at, self._proxy.request_delay)
+            if self.forgotten:
+                continue
             fault = self.sticky or self._proxy.take(chunk)
             await (fault.strike(self, chunk) if fault else self.send(chunk))
         await self._proxy.passing()
@@ -97,6 +101,8 @@ class Link:
 
     def _deliver(self, chunk: bytes) -> None:
         """Give the client what the server said."""
+        if self.forgotten:
+            return
         if not self._muted:
             if chunk:
                 self._client[1].write(chunk)

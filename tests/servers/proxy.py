@@ -112,6 +112,17 @@ class Proxy:
         for link in self._links.values():
             link.reset()
 
+    def lead_to(self, url: str) -> None:
+        """Lead new connections to another server, as a name or an address does after a fail-over."""
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self.host, self.port_of_server = parts.hostname, parts.port or PORTS[parts.scheme]
+
+    def forget(self) -> None:
+        """Let nothing pass any more on the connections that are open, as a load balancer that dropped them silently."""
+        for link in self._links.values():
+            link.forgotten = True
+
     def black_hole(self) -> None:
         """Let nothing pass, not even the end of a connection; who connects gets no answer.
 

@@ -150,6 +150,46 @@ async def test_a_gap_in_what_is_told_wakes_everybody_and_nothing_is_made_anew(
         assert feed.calls["listen"] == listened
 
 
+async def test_hints_that_are_doubted_are_tested_before_they_are_believed_again(
+    feed: Switchboard, clock: MovableClock
+) -> None:
+    async with opened(feed, clock) as hints, hints.watch("a") as waiter:
+        for _ in range(2):
+            tests = feed.calls["send"]
+            waiting = asyncio.create_task(waiter.wait(1_000.0))
+            await asyncio.sleep(0.01)
+            hints.doubt()
+            assert not waiter.pushes
+            assert await asyncio.wait_for(waiting, 5.0) is True, "who waits polls"
+            await eventually(lambda: waiter.pushes, "the test succeeded")
+            assert feed.calls["send"] == tests + 1
+        feed.deaf = True
+        asked = feed.calls["listen"]
+        hints.doubt()
+        await asyncio.sleep(0.01)
+        await clock.advance(ANSWER_LIMIT + 1.0)
+        assert not waiter.pushes
+        assert feed.calls["listen"] > asked, "it is made anew"
+
+
+async def test_a_doubt_during_a_test_has_the_hints_tested_once_more(
+    feed: Switchboard, clock: MovableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(feed, clock) as hints, hints.watch("a") as waiter:
+        tests = feed.calls["send"]
+        deliver = feed.deliver
+
+        def doubted(topic: str) -> None:
+            monkeypatch.setattr(feed, "deliver", deliver)
+            hints.doubt()
+            deliver(topic)
+
+        monkeypatch.setattr(feed, "deliver", doubted)
+        hints.doubt()
+        await eventually(lambda: waiter.pushes, "the second test succeeded")
+        assert feed.calls["send"] == tests + 2
+
+
 async def test_a_lazy_feed_is_not_connected_before_somebody_waits(feed: Switchboard, clock: MovableClock) -> None:
     async with opened(feed, clock, lazy=True) as hints:
         await clock.advance(3 * TEST_INTERVAL)

@@ -1,6 +1,7 @@
 """The connections of the Redis store: few, bounded in number and time, dropped unless every reply was read."""
 
 import asyncio
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from grelmicro.backends.redis import RedisStore
+from grelmicro.backends.redis.request import connect
 from grelmicro.backends.redis.server import RedisServer
 from grelmicro.coordination import Lock
 from grelmicro.coordination.adapters import LockAdapter
@@ -158,6 +160,50 @@ async def test_an_idle_connection_that_the_server_closed_is_not_used(
             proxy.reset()  # which the client sees as an error of the connection, not as its end
             await asyncio.sleep(0.05)
             assert (await store.acquire(f"lock:reset{round_number}", "h", 30.0)).granted_to("h")
+
+
+async def test_only_the_first_of_the_connections_that_were_dropped_silently_costs_a_request(
+    store: RedisStore, proxy: Proxy
+) -> None:
+    await asyncio.gather(*(store.acquire(f"lock:{number}", "h", 30.0) for number in range(10)))
+    assert proxy.open >= 3, "two for requests, and one for hints"
+    proxy.forget()
+    with pytest.raises(OutcomeUnknownError, match="did not answer within 1.5 s"):
+        await store.acquire("lock:first", "h", 30.0)
+    for number in range(4):
+        assert (await store.acquire(f"lock:next{number}", "h", 30.0)).granted_to("h")
+
+
+async def test_a_cancelled_request_without_a_reply_costs_the_idle_connections_as_well(
+    store: RedisStore, proxy: Proxy
+) -> None:
+    await asyncio.gather(*(store.acquire(f"lock:{number}", "h", 30.0) for number in range(10)))
+    proxy.forget()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await store.acquire("lock:first", "h", 30.0)
+    connections = store._get_open().connections
+    await eventually(lambda: not connections._idle, "they are closed once the reply did not come in time")
+    assert (await store.acquire("lock:next", "h", 30.0)).granted_to("h")
+
+
+async def test_the_system_looks_after_idle_connections(redis_url: str) -> None:
+    async with Redis.from_url(redis_url) as client:
+        for server in (RedisServer.at({}, url=redis_url), RedisServer.of_client(client, {})):
+            connection = server.connection()
+            await connect(connection)
+            try:
+                assert connection._writer is not None
+                made = connection._writer.get_extra_info("socket")
+                assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
+                assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 10
+                assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
+            finally:
+                await connection.disconnect()
+        kept = Redis(socket_keepalive=False)
+        assert RedisServer.of_client(kept, {}).options["socket_keepalive"] is False, "as the application wants it"
+        await kept.aclose()
 
 
 # Cancellation

@@ -103,6 +103,7 @@ class Hints:
         self._own = f"self:{token_hex(8)}"
         self._echo = Signal()
         self._doubt = Signal()  # somebody relies on what was not tested for a while
+        self._doubted = False  # since the present test began
         self._outcome = Signal()  # of a test
         self._tested_at = -math.inf
         self._connection: asyncio.TaskGroup | None = None  # and what goes on over it
@@ -140,6 +141,15 @@ class Hints:
         """Wake those in this process who wait for `topic`."""
         if topic in self._topics:
             self._topics[topic].signal.send()
+
+    def doubt(self) -> None:
+        """Have waiters poll until a hint to oneself came round again: the connection may lead to the wrong server."""
+        self._tested_at = -math.inf
+        self._doubted = True
+        if self.trusted:
+            self.trusted = False
+            self._wake_all()
+        self._doubt.send()
 
     @asynccontextmanager
     async def watch(self, topic: str) -> AsyncIterator[Waiter]:
@@ -199,7 +209,10 @@ class Hints:
             await asyncio.gather(*(self._follow(topic, known) for topic, known in self._topics.items()))
             self._wake_all()  # nobody tells what was missed until now
             while True:
+                self._doubted = False
                 await self._test()
+                if self._doubted:
+                    continue
                 self.trusted = True
                 self._outage.over(self._clock.now())
                 self._outcome.send()

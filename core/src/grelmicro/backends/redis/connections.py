@@ -20,6 +20,11 @@ from grelmicro.backends.redis.server import RedisServer
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError
 from grelmicro.leases.unsent import nothing_sent
 
+
+def _ignore() -> None:
+    """Nothing depends on these connections."""
+
+
 Unanswered = Callable[["asyncio.Task[bool] | None"], None]
 """Is told of a request whose caller got no reply: with a task that ends when the last reply came (its result says
 whether it did), None if none will come."""
@@ -38,6 +43,8 @@ class Connections:
 
     def __init__(self, server: RedisServer) -> None:
         self.server = server
+        self.doubted: Callable[[], None] = _ignore
+        """Called when connections that were made earlier may lead nowhere, or to a server that was demoted."""
         self._limit = server.limits.command_timeout
         self._generation = lifecycle.generation
         self._idle: list[AbstractConnection] = []  # the one that was used last is the last
@@ -110,6 +117,8 @@ class Connections:
                 raise
             if rest is None:
                 self._drop([request.connection])
+                if failed:
+                    self._suspect_others()
             if unanswered is not None:
                 unanswered(rest)
             if isinstance(error, Exception) and failed:
@@ -158,9 +167,23 @@ class Connections:
         """It can be used again. Nothing here waits, so that a cancellation cannot come between."""
         self._in_use.discard(connection)
         self._idle.append(connection)
-        if self._closed or any(isinstance(each, ResponseError) and code(each) in ELSEWHERE for each in answers):
-            self._drop(self._idle)
-            self._idle = []
+        if any(isinstance(each, ResponseError) and code(each) in ELSEWHERE for each in answers):
+            self._suspect_others()
+        elif self._closed:
+            self._drop_idle()
+
+    def _suspect_others(self) -> None:
+        """Close the idle connections, and have those for messages tested: they may have failed like the one in use.
+
+        A load balancer forgets idle connections together and says nothing, and after a fail-over all of them lead to
+        the demoted server.
+        """
+        self._drop_idle()
+        self.doubted()
+
+    def _drop_idle(self) -> None:
+        self._drop(self._idle)
+        self._idle = []
 
     def _drop(self, connections: Iterable[AbstractConnection]) -> None:
         if self._is_inherited:
@@ -177,6 +200,7 @@ class Connections:
                 await request.read()
         except (TimeoutError, RedisError, OSError):
             self._drop([request.connection])
+            self._suspect_others()
             return False
         except BaseException:
             self._drop([request.connection])

@@ -1,5 +1,6 @@
 """Where a Redis server is, and how a connection to it is made."""
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Self
@@ -20,6 +21,18 @@ from grelmicro.errors import SettingsValidationError
 
 OWN = {"socket_timeout": None, "socket_connect_timeout": None, "protocol": 2}
 """How every connection is: requests have their own limit, and the older protocol needs no negotiation."""
+
+KEEP_ALIVE_S = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""When the system asks whether the other end of an idle connection is there: each 30 s, and three times before it gives
+up. Load balancers drop connections that were idle for 4 to 6 minutes."""
+
+KEEP_ALIVE: Mapping[str, object] = {
+    "socket_keepalive": True,
+    "socket_keepalive_options": {
+        getattr(socket, option): value for option, value in KEEP_ALIVE_S.items() if hasattr(socket, option)
+    },
+}
+"""The same as redis-py takes it."""
 
 NOT_TAKEN = ("retry", "health_check_interval", "decode_responses", "maint", "oss_cluster", "orig_")
 """What is not taken over from a client: what repeats requests, sends others between them, or changes replies."""
@@ -106,7 +119,7 @@ class RedisServer:
         return cls(
             _safe_url_of(pool.connection_class, taken),
             pool.connection_class,
-            {**taken, **OWN},
+            {**_keep_alive(taken), **taken, **OWN},
             build(RedisLimits, "Redis", limits, name="redis", prefix="REDIS_"),
         )
 
@@ -150,15 +163,19 @@ def _address(place: RedisPlace) -> Address:
 
 def _options(address: Address) -> dict[str, object]:
     where = {"path": address.path} if address.scheme == "unix" else {"host": address.host, "port": address.port}
-    keep_alive = {} if address.scheme == "unix" else {"socket_keepalive": True}
     return {
         **where,
-        **keep_alive,
+        **_keep_alive(where),
         "db": address.db,
         "username": address.user,
         "password": address.password,
         **address.tls,
     }
+
+
+def _keep_alive(where: Mapping[str, object]) -> Mapping[str, object]:
+    """The options that keep a connection to `where` alive; a socket in the file system needs none."""
+    return {} if "path" in where else KEEP_ALIVE
 
 
 def _safe_url_of(connection_class: type[AbstractConnection], options: Mapping[str, Any]) -> str:

@@ -84,6 +84,7 @@ class RedisStore(LeaseStore):
         connections = Connections(self.server)
         table = Table(connections, self.namespace, self.clock, self._retention)
         hints = Hints(RedisFeed(connections, table.prefix), self.clock, title=self.server.safe_url)
+        connections.doubted = hints.doubt
         # A record that is held has no time to live, since a server that is short of memory may drop what has one. So a
         # lease that ends by its time leaves a record without one, until a sweep comes by.
         sweeper = Sweeper(table.sweep, BEGIN, self.clock, "Redis")
