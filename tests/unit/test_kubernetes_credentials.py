@@ -26,6 +26,7 @@ from grelmicro.backends.kubernetes.requests import Requests
 from grelmicro.errors import BackendUnavailableError, OutcomeUnknownError, SettingsValidationError
 from tests.helpers.api_server import LEASE, PATH, ApiServer, Seen, certificate, kubeconfig, status
 from tests.helpers.worlds import eventually
+from tests.servers.home import free_port
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -742,6 +743,17 @@ async def test_a_proxy_is_used_as_it_is_set(api: ApiServer, tmp_path: Path, monk
             await write(requests)
         assert "secret" not in str(refusal.value)
     assert len(api.seen) == 2
+
+
+async def test_a_proxy_that_is_down_is_named_as_a_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:secret@127.0.0.1:{free_port()}")
+    path = kubeconfig(tmp_path / "config", "http://10.96.0.1:6443")
+    async with opened(Cluster.at(kubeconfig=path)) as requests:
+        with pytest.raises(BackendUnavailableError) as refusal:
+            await write(requests)
+    assert "no connection to the proxy http://127.0.0.1:" in str(refusal.value)
+    assert "NO_PROXY" in str(refusal.value)
+    assert "secret" not in str(refusal.value)
 
 
 async def test_logins_of_other_programs_are_not_used(

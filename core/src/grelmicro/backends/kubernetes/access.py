@@ -89,6 +89,12 @@ class Access:
         assert self._now is not None
         return str(self._now.configuration.host)
 
+    @property
+    def proxy(self) -> str | None:
+        """The proxy before the API server, without credentials."""
+        assert self._now is not None
+        return self._now.channel.proxy
+
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Channel]:
         """The connections, for one request.

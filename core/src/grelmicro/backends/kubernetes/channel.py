@@ -5,7 +5,6 @@ import hashlib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.request import getproxies, proxy_bypass
 
 from grelmicro.backends.kubernetes.library import (
     URL,
@@ -20,6 +19,7 @@ from grelmicro.backends.kubernetes.library import (
     RESTClientObject,
     ServerDisconnectedError,
 )
+from grelmicro.backends.kubernetes.proxies import proxy_for
 from grelmicro.errors import SettingsValidationError
 
 CONNECTING = 0.5
@@ -61,7 +61,9 @@ class Channel:
     """
 
     def __init__(self, configuration: Configuration) -> None:
-        proxy = configuration.proxy or _proxy_of_environment(str(configuration.host))
+        proxy = configuration.proxy or proxy_for(str(configuration.host))
+        self.proxy = _without_login(str(proxy)) if proxy else None
+        """The proxy before the API server, without user and password."""
         made = RESTClientObject(configuration, maxsize=0)  # whoever sends requests limits them
         connector = made.pool_manager.connector
         assert connector is not None
@@ -145,7 +147,7 @@ def check_addresses(configuration: Configuration, title: str) -> None:
         why = "has a user or a password in it, which are not used: leave them out"
     if why is not None:
         raise SettingsValidationError(f"Kubernetes: the address of the API server in {title} {why}")
-    proxy = configuration.proxy or _proxy_of_environment(host)
+    proxy = configuration.proxy or proxy_for(host)
     if proxy and (why := _wrong_with(str(proxy))) is not None:
         place = title if configuration.proxy else "the environment"
         raise SettingsValidationError(f"Kubernetes: the address of the proxy in {place} {why}")
@@ -175,9 +177,5 @@ def fingerprint(configuration: Configuration) -> object:
     )
 
 
-def _proxy_of_environment(host: str) -> str | None:
-    """The proxy that `HTTPS_PROXY`, `NO_PROXY` and so on name for the API server."""
-    url = URL(host)
-    if url.host is None or proxy_bypass(url.host):
-        return None
-    return getproxies().get(url.scheme)
+def _without_login(address: str) -> str:
+    return str(URL(address).with_user(None).origin())

@@ -15,6 +15,7 @@ from grelmicro.backends.kubernetes.library import (
     ClientConnectorError,
     ClientError,
     ClientHttpProxyError,
+    ClientProxyConnectionError,
     ClientResponse,
     ClientSSLError,
     ClientTimeout,
@@ -230,15 +231,20 @@ class Exchange:
 
     def _why_unsent(self, error: Exception) -> str | None:
         """Why there was no connection to send anything on; None if there was, or may have been, one."""
+        proxy = self._access.proxy
+        by_proxy = f"the proxy {proxy}, which the kubeconfig, or HTTPS_PROXY and NO_PROXY, put before it"
         if isinstance(error, ConnectionTimeoutError):
-            return f"no connection within {self._limit * EARLY:g} s: check the address and the network"
+            way = f" by way of {by_proxy}" if proxy else ""
+            return f"no connection within {self._limit * EARLY:g} s{way}: check the address and the network"
+        if isinstance(error, ClientProxyConnectionError):
+            return f"no connection to {by_proxy}: check that it runs, or exclude the API server from it"
         if isinstance(error, ClientSSLError):
             complaint = _complaint(error)
             return f"there is no trust in its certificate{complaint}: check the certificate authority and the address"
         if isinstance(error, ClientConnectorError):
             return f"{error.os_error.strerror or 'no connection'}: check that it runs, and the address"
         if isinstance(error, ClientHttpProxyError):
-            return f"the proxy answered {error.status}: check the proxy"
+            return f"{by_proxy}, answered {error.status}: check the proxy, or exclude the API server from it"
         if isinstance(error, ClosedError):
             return "it is being closed"
         if isinstance(error, UnsentError | InvalidURL):
