@@ -85,10 +85,11 @@ def test_times_have_six_digits_after_the_point(seconds: float) -> None:
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", body["spec"][time])
 
 
-def test_a_free_lease_keeps_its_fence_and_times_and_lasts_a_second() -> None:
+def test_a_free_lease_keeps_its_fence_has_no_times_and_lasts_a_second() -> None:
     held = record_of(stored(written(LEASE, OBJECT, "grelmicro", 30, None)))
     body = written(Lease(CART, "", LEASE.fence, 4, LEASE.acquired_at, LEASE.renewed_at), OBJECT, "grelmicro", 30, held)
-    assert body["spec"] == {**held.body["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+    vacated = {"holderIdentity": "", "leaseDurationSeconds": 1, "acquireTime": None, "renewTime": None}
+    assert body["spec"] == {**held.body["spec"], **vacated}
     free = record_of(stored(body)).as_lease(CART, 100.0, 100.0)
     assert (free.live, free.remaining, free.fence, free.transitions, free.data) == (False, 0.0, LEASE.fence, 4, {})
     assert "grelmicro.io/data" not in body["metadata"]["annotations"]

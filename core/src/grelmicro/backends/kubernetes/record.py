@@ -198,13 +198,13 @@ def written(lease: Lease, object_name: str, prefix: str, seconds: int, base: Rec
     renewed_at = lease.renewed_at
     if base is not None and lease.holder and base.fence == lease.fence:
         renewed_at = next_renewal(base.renewed_at, renewed_at)
-    spec = {
+    spec: Body = {
         "holderIdentity": lease.holder,
         # client-go gives a lease that it releases one second, for candidates that look at nothing else.
         "leaseDurationSeconds": seconds if lease.holder else 1,
         "leaseTransitions": lease.fence,
-        "acquireTime": _time(lease.acquired_at),
-        "renewTime": _time(renewed_at),
+        "acquireTime": _time(lease.acquired_at) if lease.holder else None,
+        "renewTime": _time(renewed_at) if lease.holder else None,
     }
     if base is None:
         metadata: Body = {"name": object_name, "labels": labels(prefix), "annotations": annotations}
