@@ -64,8 +64,15 @@ async def test_a_namespace_that_does_not_exist_is_told(kubernetes_namespace: Nam
 
 
 async def test_an_object_that_breaks_a_rule_is_refused(requests: Requests) -> None:
-    for spec in ({"leaseDurationSeconds": 0}, {"renewTime": "2026-01-01T00:00:00+00:00 secret"}):
-        with pytest.raises(BackendUnavailableError) as refusal:
+    for spec, why in (
+        (
+            {"leaseDurationSeconds": 0},
+            "finds the object invalid: .*spec.leaseDurationSeconds: .*must be greater than 0",
+        ),
+        ({"renewTime": "2026-01-01T00:00:00+00:00 secret"}, "does not accept it: .*parsing time"),
+        ({"holderIdentity": "w:task:secret", "leaseDurationSeconds": -5}, "must be greater than 0"),
+    ):
+        with pytest.raises(BackendUnavailableError, match=why) as refusal:
             await requests.create(lease(**spec), WHAT)
         assert "secret" not in str(refusal.value)
 

@@ -188,7 +188,7 @@ class Requests:
         if body is None and status < 500:
             why = f"answered {status} and nothing that Kubernetes writes: check the address, and any proxy before it"
         else:
-            why = meaning(status, body or {}, verb, self.namespace)
+            why = meaning(status, body or {}, verb, self.namespace, call.content)
         text = f"{call.what}: {self.safe_url} {why}"
         if unknown:
             return OutcomeUnknownError(f"{text}; whether it was done is not known")
