@@ -9,11 +9,12 @@ from grelmicro.backends.kubernetes.cluster import Cluster
 from grelmicro.leases import LeaseStore
 from grelmicro.testing import MovableClock
 from tests.contract.passing import PassingContract
+from tests.contract.raising import RaisingContract
 from tests.helpers.worlds import eventually
 from tests.servers.kubernetes import ADMIN, GUEST, Namespace
 
 
-class OnAMovedClock(PassingContract):
+class OnAMovedClock(PassingContract, RaisingContract):
     """Leases end by what this process sees on its own clock, which the tests move."""
 
     exact = True

@@ -11,11 +11,12 @@ import pytest
 from grelmicro.backends.postgres import PostgresStore
 from grelmicro.leases import LeaseStore
 from tests.contract.passing import PassingContract
+from tests.contract.raising import RaisingContract
 from tests.servers.fixtures import Outside, StartPgbouncer
 from tests.servers.postgres import PostgresServer
 
 
-class InRealTime(PassingContract):
+class InRealTime(PassingContract, RaisingContract):
     """On the server's clock."""
 
     async def let_pass(self, store: LeaseStore, seconds: float) -> None:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from grelmicro.backends.redis import RedisStore
-from grelmicro.testing import LeaseStoreContract
+from tests.contract.raising import RaisingContract
 from tests.servers.redis import RedisServer
 
 
-class TestRedis(LeaseStoreContract):
+class TestRedis(RaisingContract):
     """The second store has connections of its own, as another process has."""
 
     @pytest.fixture

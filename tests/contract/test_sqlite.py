@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from grelmicro.backends.sqlite import SQLiteStore
-from grelmicro.testing import LeaseStoreContract, MovableClock
+from grelmicro.testing import MovableClock
+from tests.contract.raising import RaisingContract
 
 
-class TestSQLite(LeaseStoreContract):
+class TestSQLite(RaisingContract):
     """On a clock that is moved; the second store is another instance on the same file."""
 
     exact = True
@@ -30,7 +31,7 @@ class TestSQLite(LeaseStoreContract):
         await store.clock.advance(seconds)
 
 
-class TestSQLiteInRealTime(LeaseStoreContract):
+class TestSQLiteInRealTime(RaisingContract):
     """On the host's clock."""
 
     @pytest.fixture

@@ -10,8 +10,9 @@ from grelmicro.clock import Clock, sleep
 from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.queues import Queues
 from grelmicro.coordination.renewal import Renewer
-from grelmicro.errors import GrelmicroError, OutcomeUnknownError, OutOfContextError
-from grelmicro.leases import InstantLeases, Lease, LeaseStore, PassingLeases, Scope, Waiter
+from grelmicro.errors import BackendUnavailableError, GrelmicroError, OutcomeUnknownError, OutOfContextError
+from grelmicro.leases import InstantLeases, Lease, LeaseStore, PassingLeases, RaisingLeases, Scope, Waiter
+from grelmicro.leases.fences import fences
 from grelmicro.leases.record import edit
 from grelmicro.leases.unsent import changed_nothing
 from grelmicro.lifecycle import Resource
@@ -39,11 +40,14 @@ class LeaseAdapter(Resource):
         self.move_to(store)
         self._void: dict[str, None] = {}  # holders of acquires that ended unknown, until their undo is done
         self._background: set[asyncio.Task[None]] = set()
+        self._warned_of_copy = False
 
     def move_to(self, store: LeaseStore) -> None:
         """Have the leases in `store` from now on, for all who use this adapter. It must not be open."""
         self.store = store
         self.clock: Clock = store.clock
+        # Records in the memory of this process cannot be replaced by an older copy.
+        self._fences = None if isinstance(store, InstantLeases) else fences
 
     @property
     def scope(self) -> Scope:
@@ -74,14 +78,20 @@ class LeaseAdapter(Resource):
     async def acquire(
         self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
     ) -> Lease:
-        """See `LeaseBackend.acquire`."""
+        """See `LeaseBackend.acquire`. No two grants of this process have the same fence."""
         self.check_open()
         tries = FREEINGS
         while True:
+            least = 0
             try:
                 lease = await self.store.acquire(name, holder, ttl, data=data, waiting=waiting)
+                if self._fences is not None and (least := self._fences.see(self.store.place, lease, holder)):
+                    raised = await self._raise_fence(lease, least)
+                    if raised is None:  # it expired meanwhile, or is no more
+                        continue
+                    return raised
             except BaseException as error:
-                if not changed_nothing(error):
+                if least or not changed_nothing(error):
                     self._void[holder] = None
                     self._in_background(self._undo(name, holder, ttl))
                 if _unexplained(error):
@@ -137,15 +147,43 @@ class LeaseAdapter(Resource):
         """See `LeaseBackend.read`."""
         self.check_open()
         try:
-            return await self.store.read(name)
+            record = await self.store.read(name)
         except Exception as error:
             if _unexplained(error):
                 raise _unknown(error, f"reading {name!r}") from error
             raise
+        if record is not None and self._fences is not None:
+            self._fences.see(self.store.place, record)
+        return record
 
     def watch(self, name: str) -> AbstractAsyncContextManager[Waiter]:
         """See `LeaseBackend.watch`."""
         return self.store.watch(name)
+
+    async def _raise_fence(self, lease: Lease, least: int) -> Lease | None:
+        """The lease under a fence of at least `least`; None if it is not held any more.
+
+        Raises:
+            BackendUnavailableError: the store cannot raise it.
+        """
+        if not self._warned_of_copy:
+            self._warned_of_copy = True
+            logger.warning(
+                "%s granted %s under fence %d, which is not above those seen before: its records were replaced by an "
+                "older copy, and fences that only other processes have seen may repeat",
+                type(self.store).__name__,
+                lease.name,
+                lease.fence,
+            )
+        if not isinstance(self.store, RaisingLeases):
+            raise BackendUnavailableError(
+                f"acquiring {lease.name!r}: the store granted fence {lease.fence}, and {least - 1} was seen before: "
+                "its records were replaced by an older copy; put back the newer one, or use another name"
+            )
+        raised = await self.store.raise_fence(lease, least)
+        if raised is not None:
+            fences.see(self.store.place, raised, raised.holder)
+        return raised
 
     async def _undo(self, name: str, holder: str, ttl: float) -> None:
         try:
@@ -258,7 +296,8 @@ class LockAdapter(LeaseAdapter):
                 raise _unknown(error, f"releasing {lease.name!r}, which is repeated in the background,") from error
             raise
         finally:
-            accepted = offer.end(passed)
+            repeated = passed is not None and bool(fences.see(self.store.place, passed, passed.holder))
+            accepted = offer.end(None if repeated else passed) and not repeated  # who gets nothing asks the store
         if passed is not None and not accepted:
             self.settle(passed)
         await asyncio.sleep(0)  # who has it now goes on first

@@ -1,7 +1,7 @@
 """The one record that everything is built on, and what a store of such records must do."""
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -131,6 +131,8 @@ class LeaseStore(Resource, ABC):
     def __init__(self, *, namespace: str = "grelmicro", clock: Clock | None = None) -> None:
         self.namespace = check_namespace(namespace)
         self.clock = clock or SYSTEM_CLOCK
+        self.place: Hashable = object()
+        """Where the records are: stores whose places are equal have the same ones."""
 
     @abstractmethod
     async def acquire(
@@ -234,6 +236,17 @@ class PassingLeases(Protocol):
         """What `release` of `lease` and `acquire` for `holder` do, with nobody in between; None if it was not held.
 
         It wakes nobody. Errors mean what those of `acquire` mean: raised as unknown, both may have happened.
+        """
+
+
+@runtime_checkable
+class RaisingLeases(Protocol):
+    """What a store offers besides whose records can be replaced by an older copy, in which fences are lower."""
+
+    async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
+        """Give a lease that is held and unexpired under its fence one of at least `least`; None if it was not held.
+
+        Errors mean what those of `renew` mean.
         """
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Self
 
@@ -105,6 +106,11 @@ class Cluster:
     def safe_url(self) -> str:
         """The namespace that was set, as a URL: nothing of the server, and nothing secret."""
         return f"kubernetes://{self.namespace or ''}"
+
+    @property
+    def place(self) -> Hashable:
+        """What tells clusters and their namespaces apart, as they are set; a client of the application is one."""
+        return self.namespace, self.kubeconfig, self.context, self.client and id(self.client)
 
     def namespace_in(self, source: Source) -> str:
         """The namespace that is used: the one that was set, else the one that `source` is in.

@@ -95,6 +95,7 @@ class KubernetesStore(LeaseStore):
                 "KubernetesStore: namespace is set beside cluster, which has one: leave one of them out"
             )
         self.cluster = cluster or Cluster.at(namespace)
+        self.place = self.cluster.place, self.namespace
         self._opened: _Open | None = None
 
     async def open(self) -> None:
@@ -167,6 +168,10 @@ class KubernetesStore(LeaseStore):
     async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
         """See `PassingLeases.pass_on`."""
         return await self._get_open().table.pass_on(lease, holder, ttl)
+
+    async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
+        """See `RaisingLeases.raise_fence`."""
+        return await self._get_open().table.raise_fence(lease, least)
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""

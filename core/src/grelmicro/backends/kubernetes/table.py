@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from math import inf
 from secrets import token_hex
 
@@ -149,6 +150,24 @@ class Table:
             return record.granted_to(holder)
 
         changed = await self._change(lease, change, seconds, what, successor=holder, is_done=is_done)
+        if changed is None:
+            return None
+        changed[1].own = True
+        return self._lease(changed[1], lease.name)
+
+    async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
+        """See `RaisingLeases.raise_fence`."""
+
+        def change(record: Lease) -> Lease | None:
+            held = owns(record, lease, self._clock.now())
+            return replace(record, fence=max(record.fence, least)) if held else None
+
+        def is_done(record: Lease) -> bool:
+            return record.granted_to(lease.holder) and record.fence >= least
+
+        # What is left of it, since it seems to begin with this write to those who watch it.
+        seconds = whole_seconds(max(lease.remaining, 1.0))
+        changed = await self._change(lease, change, seconds, f"raising the fence of {lease.name!r}", is_done=is_done)
         if changed is None:
             return None
         changed[1].own = True

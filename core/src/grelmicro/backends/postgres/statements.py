@@ -98,6 +98,7 @@ class Statements:
         self.release, self.release_quietly = self._release(self._notify("$7")), self._release("NULL")
         self.pass_on = self._pass_on()
         self.retract, self.retract_quietly = self._retract(self._notify("$5")), self._retract("NULL")
+        self.raise_fence = self._raise_fence()
         self.read = f"SELECT {_fields('l')} FROM {self.table} AS l WHERE l.namespace = $1 AND l.name = $2"
         self.page = (
             f"SELECT {_fields('l')} FROM {self.table} AS l WHERE l.namespace = $1 AND l.name > $2 "
@@ -294,6 +295,13 @@ class Statements:
                 SELECT EXISTS (SELECT FROM had) OR EXISTS (SELECT FROM made) AS had, EXISTS (SELECT FROM freed) AS freed
             )
             SELECT {_epoch(NOW)}, answer.had, answer.freed, {DURABLY} FROM answer"""
+
+    def _raise_fence(self) -> str:
+        """Give what $3 has under fence $4 a fence of at least $5."""
+        return f"""
+            UPDATE {self.table} AS l SET fence = GREATEST(l.fence, $5)
+            WHERE l.namespace = $1 AND l.name = $2 AND l.holder = $3 AND l.fence = $4 AND l.expires_at >= {NOW}
+            RETURNING {_fields("l")}, {DURABLY}"""
 
     def _sweep(self) -> str:
         """Drop what is old among the records after $2, for a retention of $3 seconds; the last one looked at, or NULL.

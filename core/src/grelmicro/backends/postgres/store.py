@@ -115,6 +115,8 @@ class PostgresStore(LeaseStore):
         self._create = auto_migrate
         self._retention = check_seconds("retention", retention)
         self._statements = Statements(self._schema, self.namespace)
+        if self.address is not None:
+            self.place = (self.address.safe_url, self._schema, self.namespace)
         self._opened: _Open | None = None
 
     @property
@@ -217,6 +219,10 @@ class PostgresStore(LeaseStore):
     async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
         """See `PassingLeases.pass_on`."""
         return await self._get_open().table.pass_on(lease, holder, max(ttl, self.resolution))
+
+    async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
+        """See `RaisingLeases.raise_fence`."""
+        return await self._get_open().table.raise_fence(lease, least)
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""

@@ -175,6 +175,12 @@ class Table:
         rows = await self._requests.fetch(self._statements.pass_on, args, self._limit, over=over)
         return self._lease(rows[0]) if rows else None
 
+    async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
+        """See `RaisingLeases.raise_fence`."""
+        args = (self._namespace, lease.name, lease.holder, lease.fence, least)
+        rows = await self._requests.fetch(self._statements.raise_fence, args, self._limit)
+        return self._lease(rows[0]) if rows else None
+
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
         rows = await self._requests.fetch(self._statements.read, (self._namespace, name), self._limit)

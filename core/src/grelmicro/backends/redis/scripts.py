@@ -188,6 +188,15 @@ release = Script(
 )
 """Arguments: holder, me, fence, milliseconds to keep the record (0: for good), and the new data if there is some."""
 
+raise_fence = Script(
+    _READ_OWNED,
+    OWNED,
+    "fence = math.max(fence, tonumber(ARGV[4]))\n",
+    "if not (write('PERSIST', key) and write('HSET', key, 'fence', text(fence))) then return refusal end\n",
+    "return answer(1)\n",
+)
+"""Arguments: holder, me, fence, and the least fence it shall have."""
+
 vacate = Script(
     _READ_OWNED, "if owner == '' or live then return 0 end\nlocal retention, new_data = ARGV[3]\n", VACATE, "return 1\n"
 )

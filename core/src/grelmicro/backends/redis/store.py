@@ -72,6 +72,7 @@ class RedisStore(LeaseStore):
     ) -> None:
         super().__init__(namespace=namespace, clock=clock)
         self.server = server if isinstance(server, RedisServer) else RedisServer.at({}, url=server)
+        self.place = (self.server.safe_url, self.namespace)
         self._retention = check_seconds("retention", retention)
         self._opened: _Open | None = None
 
@@ -139,6 +140,10 @@ class RedisStore(LeaseStore):
             return await opened.table.release(lease, data)
         finally:
             opened.releases.end(lease.name, release)
+
+    async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
+        """See `RaisingLeases.raise_fence`."""
+        return await self._get_open().table.raise_fence(lease, least)
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""

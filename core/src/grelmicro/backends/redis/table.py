@@ -146,6 +146,12 @@ class Table:
                 return False
             await late.wait((late.latest - answer) / 1e6)
 
+    async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
+        """See `RaisingLeases.raise_fence`."""
+        arguments = (lease.holder, self._me, lease.fence, least)
+        answer = await self._run(scripts.raise_fence, lease.name, arguments, f"raising the fence of {lease.name!r}")
+        return None if answer is None else _lease(lease.name, answer)
+
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
         answer = await self._run(scripts.read, name, (b"", self._me), f"reading {name!r}", changes=False)

@@ -64,6 +64,7 @@ class SQLiteStore(LeaseStore):
     ) -> None:
         super().__init__(namespace=namespace, clock=clock)
         self.path = check_path(_path_from_environment() if path is None else path)
+        self.place = (os.path.realpath(self.path), self.namespace)
         self._retention = check_seconds("retention", retention)
         self._opened: _Open | None = None
         self._sweep_at = 0.0
@@ -135,6 +136,11 @@ class SQLiteStore(LeaseStore):
         # Before it is done: what those who wait now ask comes after it on the same thread.
         prober.releasing(lease)
         return await outcome is not None
+
+    async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
+        """See `RaisingLeases.raise_fence`."""
+        table, writer, _, _ = self._get_open()
+        return await writer.write(table.raise_fence, lease, least)
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""

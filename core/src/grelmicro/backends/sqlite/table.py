@@ -5,6 +5,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
@@ -173,6 +174,15 @@ class Table:
         if record is None or not owns(record, lease, now):
             return None
         return self._write(connection, vacated(record, data, now), row)
+
+    def raise_fence(self, connection: sqlite3.Connection, lease: Lease, least: int) -> Lease | None:
+        """See `RaisingLeases.raise_fence`."""
+        now = self.now()
+        row = self.row(connection, lease.name)
+        record = None if row is None else self._lease(row, now)
+        if record is None or not owns(record, lease, now):
+            return None
+        return self._write(connection, replace(record, fence=max(record.fence, least)), row)
 
     def read(self, connection: sqlite3.Connection, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
