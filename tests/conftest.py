@@ -2,7 +2,7 @@
 
 from tests.helpers.foreground import pytest_configure
 from tests.helpers.groups import pytest_collection_modifyitems
-from tests.helpers.heap import pytest_collection, pytest_sessionfinish
+from tests.helpers.heap import pytest_collection, pytest_runtest_teardown, pytest_sessionfinish
 from tests.servers.fixtures import (
     every_postgres,
     every_postgres_url,
@@ -35,6 +35,7 @@ __all__ = [
     "pytest_collection",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_runtest_teardown",
     "pytest_sessionfinish",
     "redis_server",
     "redis_url",
