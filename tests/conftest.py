@@ -22,6 +22,7 @@ from tests.servers.fixtures import (
     start_postgres,
     start_redis,
 )
+from tests.servers.found import pytest_runtest_makereport
 
 __all__ = [
     "every_postgres",
@@ -35,6 +36,7 @@ __all__ = [
     "pytest_collection",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_runtest_makereport",
     "pytest_runtest_teardown",
     "pytest_sessionfinish",
     "redis_server",

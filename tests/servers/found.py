@@ -5,7 +5,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,6 +76,15 @@ def missing(kind: str) -> NoReturn:
     if os.environ.get("CI") and (kind != "kubernetes" or os.environ.get(ASSETS)):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have one line of the summary for all tests that need a server that is missing, in place of one for each."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and "server here: " in report.longrepr[2]:
+        report.longrepr = (__file__, 0, report.longrepr[2])
+    return report
 
 
 def on_path(*names: str) -> Iterator[Path]:
