@@ -12,18 +12,23 @@
 Nothing switches a `python` block off.
 """
 
+import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+
+from tests.docs.warmed import Answer, Request
+from tests.repo.source import ROOT
 
 LANGUAGES = {"python", "output", "sh", "ini", "sql", "text", "yaml"}
 """What a block may be. A new one needs a thought about how it is checked."""
@@ -136,37 +141,51 @@ def environment(urls: Mapping[str, str]) -> dict[str, str]:
     return {**others, **urls}
 
 
-def run(example: Example, folder: Path, urls: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+class Warmed:
+    """A process that runs programs in forked children; see `warmed.py`."""
+
+    def __init__(self) -> None:
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.docs.warmed"],
+            env={**environment({}), "PYTHONPATH": os.pathsep.join(paths)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, request: Request) -> Answer:
+        """Run a program."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(asdict(request)), file=self._process.stdin, flush=True)
+        return Answer(**json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+
+
+def run(example: Example, folder: Path, warmed: Warmed, urls: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Run a program in a folder, with `urls` in its environment; what is wrong with it."""
     for file in example.files:
         (folder / file.title).write_text(file.text, encoding="utf-8")
     name = example.title or "example.py"
     (folder / name).write_text(example.program, encoding="utf-8")
-    command = [sys.executable, "-W", "error", name]
-    if name.startswith("test_"):
-        # The scope only silences a warning of pytest-asyncio, which is not the reader's.
-        options = ["-q", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function"]
-        command = [sys.executable, "-W", "error", "-m", "pytest", "-W", "error", *options, name]
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environment(urls),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT,
-        )
-    except subprocess.TimeoutExpired:
+    with TemporaryDirectory() as outside:  # a program may list its own folder
+        output = Path(outside, "output")
+        code = warmed.ask(Request(str(folder), name, environment(urls), str(output), LIMIT)).code
+        printed = output.read_text(encoding="utf-8")
+        complaints = output.with_name("output.err").read_text(encoding="utf-8")
+    if code is None:
         return [f"{example} did not end within {LIMIT} s"]
     wrong = []
-    if done.returncode != 0:
-        wrong.append(f"{example} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    elif re.search(r"Traceback|Warning:", done.stderr):
-        wrong.append(f"{example} complained:\n{done.stderr}")
-    if example.output is not None and done.stdout != example.output:
-        wrong.append(f"{example} printed:\n{done.stdout}instead of:\n{example.output}{done.stderr}")
+    if code != 0:
+        wrong.append(f"{example} ended with {code}:\n{printed}{complaints}")
+    elif re.search(r"Traceback|Warning:", complaints):
+        wrong.append(f"{example} complained:\n{complaints}")
+    if example.output is not None and printed != example.output:
+        wrong.append(f"{example} printed:\n{printed}instead of:\n{example.output}{complaints}")
     return wrong
 
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from grelmicro.config import Config
 from grelmicro.coordination import LeaderElectionConfig, LockConfig, TaskLockConfig
-from tests.docs.examples import LANGUAGES, SERVERS, Example, blocks, commands, examples, hidden, rows, run
+from tests.docs.examples import LANGUAGES, SERVERS, Example, Warmed, blocks, commands, examples, hidden, rows, run
 from tests.docs.pages import PAGES
 from tests.repo.source import CORE, INTEGRATIONS, ROOT
 
@@ -126,9 +126,9 @@ def test_pages_are_found() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
-def test_example_runs(example: Example, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_example_runs(example: Example, tmp_path: Path, warmed: Warmed, request: pytest.FixtureRequest) -> None:
     urls = {variable: request.getfixturevalue(SERVERS[variable]) for variable in example.servers}
-    assert run(example, tmp_path, urls) == []
+    assert run(example, tmp_path, warmed, urls) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -206,9 +206,9 @@ print(answer + 1)
 """
 
 
-def test_programs_see_files_and_go_on(tmp_path: Path) -> None:
+def test_programs_see_files_and_go_on(tmp_path: Path, warmed: Warmed) -> None:
     found = list(examples("page", PAGE))
-    assert [run(example, tmp_path) for example in found] == [[], [], []]
+    assert [run(example, tmp_path, warmed) for example in found] == [[], [], []]
     assert found[2].output == "42\n43\n"
 
 
@@ -222,24 +222,26 @@ def test_programs_see_files_and_go_on(tmp_path: Path) -> None:
         ("print(answer)", "print(answer); open('answer.py')", "ResourceWarning"),
     ],
 )
-def test_a_broken_example_is_seen(right: str, wrong: str, complaint: str, tmp_path: Path) -> None:
+def test_a_broken_example_is_seen(right: str, wrong: str, complaint: str, tmp_path: Path, warmed: Warmed) -> None:
     assert right in PAGE
     found = list(examples("page", PAGE.replace(right, wrong, 1)))
-    assert complaint in "".join(run(found[1], tmp_path))
+    assert complaint in "".join(run(found[1], tmp_path, warmed))
 
 
-def test_a_program_finds_only_the_servers_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_finds_only_the_servers_that_it_names(
+    tmp_path: Path, warmed: Warmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = "import os\nprint(os.environ.get('REDIS_URL'), os.environ.get('POSTGRES' '_URL'))\n"
     (example,) = examples("page", f"```python\n{program}```\n\n```output\nhere None\n```\n")
     for variable in SERVERS:
         monkeypatch.setenv(variable, "of the tests")
     assert example.servers == ["REDIS_URL"]
-    assert run(example, tmp_path, {"REDIS_URL": "here"}) == []
+    assert run(example, tmp_path, warmed, {"REDIS_URL": "here"}) == []
 
 
-def test_a_broken_test_is_seen(tmp_path: Path) -> None:
+def test_a_broken_test_is_seen(tmp_path: Path, warmed: Warmed) -> None:
     (example,) = examples("page", '```python title="test_it.py"\ndef test_it() -> None:\n    assert False\n```\n')
-    assert "1 failed" in "".join(run(example, tmp_path))
+    assert "1 failed" in "".join(run(example, tmp_path, warmed))
 
 
 @pytest.mark.parametrize(
