@@ -3,6 +3,7 @@
 #   PYTHON   the interpreter that .venv is made with    make test PYTHON=python3.12
 #   ARGS     passed to what is run                      make test ARGS="-k lock"
 #   JOBS     how many tests run at once                 make test JOBS=0   (one after the other, in one process)
+#   MARKS    which tests run, by their markers          make test MARKS=   (all of them)
 #   STORE    where a sample keeps its leases            make demo STORE=redis   (postgres, kubernetes, or the URL of any store)
 #   APP      which sample is left running               make serve APP=starlette_leader
 
@@ -11,7 +12,9 @@ VENV    ?= .venv
 ARGS    ?=
 STORE   ?=
 APP     := fastapi_orders
-JOBS    ?= 4
+# Most tests wait for something most of the time, so there are more jobs than processors.
+JOBS    ?= $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count() + 1)')
+MARKS   ?= not exhaustive
 PYTHONS := 3.11 3.12 3.13
 
 RUN     := $(VENV)/bin/python
@@ -20,11 +23,12 @@ MADE    := $(VENV)/.made
 DEMO    := $(VENV)/.demo
 DEV     := $(VENV)/.dev
 OLDEST  := $(VENV)/.oldest
+QUICK   := tests/unit tests/contract tests/integrations tests/repo
 SAMPLES := _demo _page _sample
 LISTS   := $(wildcard core/pyproject.toml integrations/*/pyproject.toml) constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-k8s test-all test-oldest on-oldest check docs bench torture clean
+.PHONY: help demo serve test test-fast test-k8s test-all test-oldest on-oldest check docs bench torture clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,18 +43,22 @@ serve: ## leave the sample shop running, or APP=starlette_leader
 	@$(RUN) -m sample_apps.serve $(APP) $(if $(STORE),--store $(STORE)) $(ARGS)
 
 # Tests start hundreds of Python programs: none should compile again what another one has, whatever the environment says.
-test test-k8s on-oldest: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-k8s on-oldest: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that share what takes long to start run in one process.
 test: $(DEV) ## run the tests
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "$(MARKS)" $(ARGS)
+
+# Collection is a good part of its time, so it looks into these folders only.
+test-fast: $(DEV) ## run the quick tests: no servers, no programs
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not exhaustive" $(ARGS) $(QUICK)
 
 test-k8s: $(DEV) ## run the tests on a real Kubernetes API server, which KUBEBUILDER_ASSETS names
 	@test -n "$$KUBEBUILDER_ASSETS" || { echo "Set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd, such as 'setup-envtest use -p path' makes." >&2; exit 1; }
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -k kubernetes $(ARGS)
 
-test-all: ## run the tests on every supported Python that is installed
-	@$(MAKE) --no-print-directory -k $(PYTHONS:%=test-%)
+test-all: ## run all tests, also the exhaustive ones, on every supported Python that is installed
+	@$(MAKE) --no-print-directory -k $(PYTHONS:%=test-%) MARKS=
 
 test-oldest: ## run the tests of the web frameworks' packages with the oldest frameworks that these declare
 	@$(MAKE) --no-print-directory on-oldest VENV=.venv-oldest

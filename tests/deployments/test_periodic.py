@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.deployments.server import SOON, deployed
+from tests.helpers.matrix import FURTHER
 from tests.helpers.programs import Diary, Line
+from tests.helpers.sites import any_url
+
+__all__ = ["any_url"]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -19,9 +23,9 @@ LEASE = 3.0
 RUNS = 12
 
 
-def settings(folder: Path, lease: float) -> dict[str, str]:
+def settings(folder: Path, url: str, lease: float) -> dict[str, str]:
     return {
-        "URL": f"sqlite:///{folder}/locks.db",
+        "URL": url,
         "DIARY": str(folder / "diary"),
         "INTERVAL": str(INTERVAL),
         "LEASE": str(lease),
@@ -41,11 +45,20 @@ def most(seconds: float) -> float:
     return seconds / INTERVAL * 1.1 + 2
 
 
-@pytest.mark.parametrize("name", ["uvicorn workers", "gunicorn", "gunicorn preload"])
-def test_four_workers_run_it_once(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "any_url"),
+    [
+        ("uvicorn workers", "redis"),
+        ("gunicorn preload", "sqlite"),
+        pytest.param("gunicorn", "sqlite", marks=FURTHER),
+        pytest.param("gunicorn asgi", "postgres", marks=FURTHER),
+    ],
+    indirect=["any_url"],
+)
+def test_four_workers_run_it_once(tmp_path: Path, name: str, any_url: str) -> None:
     """Also when the leader is killed; and the process that starts the workers runs nothing."""
     diary = Diary(tmp_path / "diary")
-    with deployed(name, APP, folder=tmp_path, **settings(tmp_path, LEASE)) as server:
+    with deployed(name, APP, folder=tmp_path, **settings(tmp_path, any_url, LEASE)) as server:
         diary.wait(lambda _: len(pids(runs(diary, "everywhere"))) == 4)
         since = time.monotonic()
         diary.wait(lambda _: min(len(runs(diary, task, since)) for task in ("gated", "locked")) >= RUNS)
@@ -81,7 +94,7 @@ def test_only_the_process_that_serves_runs_it_under_reload(tmp_path: Path) -> No
     watched = tmp_path / "watched"
     watched.mkdir()
     (watched / "change_me.py").touch()
-    env = settings(tmp_path, 15)
+    env = settings(tmp_path, f"sqlite:///{tmp_path}/locks.db", 15)
     with deployed("uvicorn", APP, "--reload", "--reload-dir", watched, folder=tmp_path, **env) as server:
         diary.wait(lambda _: len(runs(diary, "gated")) >= 3)
         (first,) = pids(diary.lines())

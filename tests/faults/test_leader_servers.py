@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.matrix import FURTHER, further
 from tests.helpers.programs import Line, Program
 from tests.helpers.sites import Site
-from tests.helpers.worlds import SERVED
 from tests.servers.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -24,11 +24,14 @@ RETURN = 15.0
 """Seconds within which somebody leads again once the server answers; the machine may be busy."""
 
 
-ALONE = {"kubernetes": pytest.mark.xdist_group("kubernetes")}
-"""Which share a server that takes long to start, one test after the other."""
-
-
-@pytest.fixture(params=[pytest.param(kind, marks=ALONE.get(kind, ())) for kind in SERVED.values()])
+@pytest.fixture(
+    params=[
+        "redis",
+        *further("postgres"),
+        # Its tests share a server that takes long to start, one test after the other.
+        pytest.param("kubernetes", marks=[FURTHER, pytest.mark.xdist_group("kubernetes")]),
+    ]
+)
 def server(request: pytest.FixtureRequest) -> Server:
     """A server for this test alone, which keeps what it confirmed."""
     started = request.getfixturevalue(f"start_{request.param}")()
@@ -67,7 +70,7 @@ def check_terms(site: Site) -> None:
     assert fences == sorted(set(fences))
 
 
-@pytest.mark.parametrize("seconds", [0.5, LEASE * 2 / 3, LEASE, LEASE + 1.5])
+@pytest.mark.parametrize("seconds", [0.5, *further(LEASE * 2 / 3, LEASE), LEASE + 1.5])
 def test_a_paused_server_lets_no_two_lead(server: Server, crew: Site, seconds: float) -> None:
     """What the leader and the others asked meanwhile is answered all at once."""
     before = wait_leader(crew)

@@ -8,7 +8,7 @@ import pytest
 from asyncpg import InvalidParameterValueError
 
 from tests.helpers.api_server import certificate
-from tests.helpers.forking import CHILDREN, RUN, WAYS
+from tests.helpers.forking import CASES, CHILDREN, RUN
 from tests.helpers.scripts import script
 from tests.servers.fixtures import StartPostgres
 from tests.servers.postgres import PostgresServer, execute
@@ -89,8 +89,7 @@ async def takes(url: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+@pytest.mark.parametrize(("kind", "way"), CASES)
 def test_a_child_that_ends_leaves_the_connections_to_its_parent(
     start_postgres: StartPostgres, tmp_path: Path, kind: str, way: str
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.api_server import certificate
-from tests.helpers.forking import CHILDREN, RUN, WAYS
+from tests.helpers.forking import CASES, CHILDREN, RUN
 from tests.helpers.scripts import script
 from tests.servers.fixtures import StartRedis
 
@@ -44,8 +44,7 @@ async def main():
 """
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+@pytest.mark.parametrize(("kind", "way"), CASES)
 def test_a_child_that_ends_leaves_the_connections_to_its_parent(
     start_redis: StartRedis, tmp_path: Path, unused_tcp_port_factory: Callable[[], int], kind: str, way: str
 ) -> None:

@@ -15,7 +15,7 @@ from grelmicro.coordination.turns import LOCAL_RUN
 from grelmicro.coordination.wait import SAFETY_POLL
 from tests.helpers.postgres import fetchval
 from tests.helpers.stores import TroubledStore
-from tests.helpers.worlds import SERVED, eventually
+from tests.helpers.worlds import eventually
 from tests.servers.proxy import Proxy
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -28,7 +28,7 @@ PROMPT = SAFETY_POLL / 2
 
 
 # Kubernetes has its own: test_kubernetes_waiting.py.
-@pytest.fixture(params=[kind for kind in SERVED.values() if kind != "kubernetes"])
+@pytest.fixture(params=["redis", "postgres"])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(f"{request.param}_url"))
 

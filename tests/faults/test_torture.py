@@ -7,6 +7,7 @@ from textwrap import dedent
 
 import pytest
 
+from tests.helpers.matrix import further
 from tests.servers import found
 from torture.check import Violation, check
 from torture.claims import History, history
@@ -14,7 +15,7 @@ from torture.log import read
 from torture.report import figures
 from torture.run import Plan, run
 
-SECONDS, PROCESSES = 20.0, 4
+SECONDS, PROCESSES = 8.0, 4
 
 BROKEN_SECONDS = (5.0, 15.0)
 """What is broken shows in the first run nearly always; if it does not, chance has more time in another one."""
@@ -79,7 +80,10 @@ BROKEN = {
 """What is put into every worker before it starts, and which rules may see that. One of them has to."""
 
 
-@pytest.mark.parametrize("what", BROKEN)
+ALWAYS = "a resource that does not look at the fence"
+
+
+@pytest.mark.parametrize("what", [ALWAYS, *further(*BROKEN.keys() - {ALWAYS})])
 def test_what_is_broken_is_seen(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python runs a module of this name when it starts."""
     code, rules = BROKEN[what]

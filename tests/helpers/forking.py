@@ -4,7 +4,20 @@ Between them stands a program's coroutine function `main`, in which `await fork(
 of its name; the store's adapter is `backend`.
 """
 
+import pytest
+
+from tests.helpers.matrix import FURTHER
+
 WAYS = ["exits", "abandons", "forgets", "opens anew", "ends the loop", "is a process"]
+
+ALWAYS = [("plain", "exits"), ("plain", "ends the loop"), ("encrypted", "forgets"), ("encrypted", "is a process")]
+
+CASES = [
+    pytest.param(kind, way, marks=() if (kind, way) in ALWAYS else FURTHER)
+    for kind in ("plain", "encrypted")
+    for way in WAYS
+]
+"""How the connection is made, and what becomes of the child."""
 
 CHILDREN = """
 import asyncio, gc, multiprocessing, os, sys, warnings

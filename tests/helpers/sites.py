@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.matrix import further
 from tests.helpers.programs import Diary, Line, Program, program
-from tests.helpers.worlds import SERVED
 
 
 class Site:
@@ -66,9 +66,9 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-@pytest.fixture(params=["sqlite", *SERVED.values()])
+@pytest.fixture(params=["sqlite", "redis", *further("postgres", "kubernetes")])
 def any_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Each kind of store that processes can share."""
+    """Each kind of store that processes can share: `make test` takes a file and one server."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'leases.db'}"
     if request.param == "kubernetes":

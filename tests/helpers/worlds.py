@@ -17,6 +17,7 @@ from grelmicro.coordination.component import PROVIDERS
 from grelmicro.coordination.provider import Provider
 from grelmicro.leases import LeaseStore
 from grelmicro.testing.clock import MovableClock
+from tests.helpers.matrix import further
 from tests.helpers.stores import TroubledStore, UnorderedStore
 from tests.servers.kubernetes import kubeconfig_of
 
@@ -83,6 +84,12 @@ def world(request: pytest.FixtureRequest, tmp_path: Path, clock: MovableClock, n
 @pytest.fixture(params=REAL_KINDS)
 def real_world(request: pytest.FixtureRequest, tmp_path: Path, namespace: str, nothing_left: None) -> World:
     """Leases on each kind of store, in real time."""
+    return a_world(request, tmp_path, SYSTEM_CLOCK, namespace)
+
+
+@pytest.fixture(params=[*KINDS, *further(*REAL_KINDS[len(KINDS) :])])
+def matrix_world(request: pytest.FixtureRequest, tmp_path: Path, namespace: str, nothing_left: None) -> World:
+    """The same for a matrix of many cases, of which `make test` runs those without a server."""
     return a_world(request, tmp_path, SYSTEM_CLOCK, namespace)
 
 

@@ -19,11 +19,13 @@ from grelmicro_fastapi import LockDep, LocksDep
 from tests.helpers.worlds import eventually
 from tests.integrations.asgi import Visitor, client_of, is_free, new_app, take_away
 
-LONGER = 2.0
+LEASE = 0.6
+
+LONGER = 1.2
 """Seconds after which a lease that nobody renews has ended."""
 
-FunctionLock = Annotated[LockHandle, LockDep("cart", lease_duration=1.0)]
-RequestLock = Annotated[LockHandle, LockDep("cart", lease_duration=1.0, scope="request")]
+FunctionLock = Annotated[LockHandle, LockDep("cart", lease_duration=LEASE)]
+RequestLock = Annotated[LockHandle, LockDep("cart", lease_duration=LEASE, scope="request")]
 
 Endpoint = Callable[..., Any]
 
@@ -209,7 +211,7 @@ async def test_a_loss_is_told_while_the_thread_goes_on_and_the_other_locks_last_
     work = Work()
 
     @app.get("/")
-    async def endpoint(held: Annotated[MultiLockHandle, LocksDep("cart", "stock", lease_duration=1.0)]) -> None:
+    async def endpoint(held: Annotated[MultiLockHandle, LocksDep("cart", "stock", lease_duration=LEASE)]) -> None:
         await take_away(micro, held.handles[0])
         await run_in_threadpool(work)
 

@@ -51,6 +51,7 @@ def test_import_is_quick(tmp_path: Path) -> None:
     assert seconds("import grelmicro", tmp_path) - seconds("pass", tmp_path) < LIMIT
 
 
+@pytest.mark.exhaustive
 @pytest.mark.timeout(180)  # a program for each module
 def test_every_module_can_be_the_first_one_imported(tmp_path: Path) -> None:
     # Importing a module runs the packages above it first, which may come back for the module half way.

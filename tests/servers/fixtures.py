@@ -4,11 +4,12 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 import pytest
 
+from tests.helpers.matrix import further
 from tests.servers import found, postgres, redis
 from tests.servers.found import Binary
 from tests.servers.home import Home
@@ -98,9 +99,15 @@ def redis_url(redis_server: RedisServer | Outside) -> str:
     return redis_server.url
 
 
-def each(binaries: tuple[Binary, ...], variable: str) -> list[Binary | None]:
-    """The versions to run a test on; None stands for the one of the environment, or for the missing one."""
-    return [None] if os.environ.get(variable) or not binaries else list(binaries)
+def each(binaries: tuple[Binary, ...], variable: str) -> list[Any]:
+    """The versions to run a test on, all but the newest of each kind in `make test-all` only.
+
+    None stands for the one of the environment, or for the missing one.
+    """
+    if os.environ.get(variable) or not binaries:
+        return [None]
+    newest = {binary.kind: binary for binary in sorted(binaries, key=lambda binary: binary.number)}
+    return [*newest.values(), *further(*(binary for binary in binaries if binary not in newest.values()))]
 
 
 @pytest.fixture(params=each(found.redis_binaries(), "REDIS_URL"), ids=lambda binary: str(binary or "redis"))

@@ -37,6 +37,11 @@ class Binary:
 
     path: Path
 
+    @property
+    def number(self) -> tuple[int, ...]:
+        """The version, to compare it."""
+        return tuple(map(int, self.version.split(".")))
+
     def __str__(self) -> str:
         return f"{self.kind}-{self.version}"
 

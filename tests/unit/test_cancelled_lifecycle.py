@@ -64,12 +64,12 @@ async def idle(client: LockAdapter) -> None:
 
 @pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
 @pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
-async def test_opening(real_world: World, when: When, level: bool) -> None:
+async def test_opening(matrix_world: World, when: When, level: bool) -> None:
     threads = threading.active_count()
     at, again = 1, True
     while again:
         log: list[str] = []
-        micro = new_app(real_world, log)
+        micro = new_app(matrix_world, log)
 
         async def enter(micro: Grelmicro = micro) -> None:
             await micro.__aenter__()
@@ -88,12 +88,12 @@ async def test_opening(real_world: World, when: When, level: bool) -> None:
 
 @pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
 @pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
-async def test_closing(real_world: World, when: When, level: bool) -> None:
+async def test_closing(matrix_world: World, when: When, level: bool) -> None:
     threads = threading.active_count()
     at, again = 1, True
     while again:
         log: list[str] = []
-        micro = new_app(real_world, log)
+        micro = new_app(matrix_world, log)
         await micro.__aenter__()
 
         async def leave(micro: Grelmicro = micro) -> None:
@@ -111,11 +111,11 @@ async def test_closing(real_world: World, when: When, level: bool) -> None:
 
 @pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
 @pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
-async def test_closing_with_undos(real_world: World, when: When, level: bool) -> None:
+async def test_closing_with_undos(matrix_world: World, when: When, level: bool) -> None:
     """What is cut off is the waiting for the undo: nothing of it goes on afterwards, and the backend is closed."""
     at, again = 1, True
     while again:
-        store = real_world.troubled()
+        store = matrix_world.troubled()
         store.break_down(late(request=0.001, reply=0.001))
         client = LockAdapter(store)
         await client.__aenter__()
@@ -134,7 +134,7 @@ async def test_closing_with_undos(real_world: World, when: When, level: bool) ->
         assert not store.inner.is_open
         assert handle.lost
         await idle(client)
-        async with real_world.client() as other:
+        async with matrix_world.client() as other:
             if not again:
                 await Lock("cart", backend=other).acquire_nowait()
             for name in ("renewed", "cart"):

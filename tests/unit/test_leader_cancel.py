@@ -73,10 +73,10 @@ async def play(world: World, at: int, when: When, *, everything: bool, slow: boo
 
 @pytest.mark.parametrize("everything", [False, True], ids=["caller", "all tasks"])
 @pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
-async def test_it_leaves_no_lease(real_world: World, when: When, everything: bool) -> None:
-    for slow in (False,) if real_world.kind in SERVED.values() else (False, True):  # a server is slow anyway
+async def test_it_leaves_no_lease(matrix_world: World, when: When, everything: bool) -> None:
+    for slow in (False,) if matrix_world.kind in SERVED.values() else (False, True):  # a server is slow anyway
         at = 1
-        while await play(real_world, at, when, everything=everything, slow=slow):
+        while await play(matrix_world, at, when, everything=everything, slow=slow):
             at += 1
         assert at > 3
 

@@ -194,9 +194,9 @@ async def test_errors_past_the_deadline_are_a_loss_before_the_lease_ends_in_the_
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["at once", "later"])
 async def test_a_blocked_loop_is_told_and_the_loss_noticed(
-    real_world: World, caplog: pytest.LogCaptureFixture, at_once: bool
+    matrix_world: World, caplog: pytest.LogCaptureFixture, at_once: bool
 ) -> None:
-    async with real_world.client() as client:
+    async with matrix_world.client() as client:
 
         async def work() -> None:
             async with Lock("cart", backend=client, lease_duration=0.6, auto_renew=True) as handle:

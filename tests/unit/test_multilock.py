@@ -83,7 +83,7 @@ async def test_they_are_taken_in_the_order_of_their_names_and_given_back_in_the_
 
 
 @pytest.mark.parametrize("orders", [("abc", "cba"), ("abc", "bca", "cab", "acb"), ("ab", "bc", "ca")])
-async def test_opposite_orders_never_wait_for_each_other(real_world: World, orders: tuple[str, ...]) -> None:
+async def test_opposite_orders_never_wait_for_each_other(matrix_world: World, orders: tuple[str, ...]) -> None:
     inside: set[str] = set()
     rounds = 0
 
@@ -99,7 +99,7 @@ async def test_opposite_orders_never_wait_for_each_other(real_world: World, orde
                 rounds += 1
 
     async with AsyncExitStack() as stack:
-        clients = [await stack.enter_async_context(real_world.client()) for _ in range(2)]
+        clients = [await stack.enter_async_context(matrix_world.client()) for _ in range(2)]
         async with asyncio.TaskGroup() as group:
             for number in range(3 * len(orders)):
                 group.create_task(work(clients[number % 2], orders[number % len(orders)]))

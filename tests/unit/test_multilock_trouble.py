@@ -139,11 +139,11 @@ async def play(store: TroubledStore, other: LockAdapter, name: str, at: int, whe
 @pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
 @pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
 @pytest.mark.parametrize("name", PLAYS)
-async def test_a_cancellation_leaves_nothing_held(real_world: World, name: str, when: When, level: bool) -> None:
-    store = real_world.troubled()
-    if real_world.kind == "memory":  # which answers before anything can come between
+async def test_a_cancellation_leaves_nothing_held(matrix_world: World, name: str, when: When, level: bool) -> None:
+    store = matrix_world.troubled()
+    if matrix_world.kind == "memory":  # which answers before anything can come between
         store.break_down(late(request=0.0002, reply=0.0002))
-    async with store, real_world.client() as other:
+    async with store, matrix_world.client() as other:
         at = 1
         while await play(store, other, name, at, when, level=level):
             at += 1

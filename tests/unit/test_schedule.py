@@ -166,11 +166,13 @@ async def test_a_change_that_fails_leaves_the_record_free(world: World) -> None:
 
 @pytest.mark.parametrize("contended", [False, True], ids=["alone", "contended"])
 @pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
-async def test_a_claim_that_is_cancelled_anywhere_blocks_nobody(real_world: World, when: When, contended: bool) -> None:
+async def test_a_claim_that_is_cancelled_anywhere_blocks_nobody(
+    matrix_world: World, when: When, contended: bool
+) -> None:
     """It has claimed the fire, or it has not; never twice, and the next one can be claimed at once."""
-    store = real_world.troubled()
+    store = matrix_world.troubled()
     store.break_down(late(request=0.001, reply=0.001))
-    async with ScheduleAdapter(store) as schedule, ScheduleAdapter(real_world.store()) as other:
+    async with ScheduleAdapter(store) as schedule, ScheduleAdapter(matrix_world.store()) as other:
         for at in range(1, MOST_SUSPENSIONS):
             due = 100.0 * at
 

@@ -103,10 +103,10 @@ async def play(cast: Cast, at: int, when: When, *, leads: bool) -> bool:
 
 @pytest.mark.parametrize("leads", [False, True], ids=["lock", "lock and leader"])
 @pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
-async def test_it_leaves_nothing(real_world: World, when: When, leads: bool) -> None:
-    for slow in (False,) if real_world.kind in SERVED.values() else (False, True):  # a server is slow anyway
+async def test_it_leaves_nothing(matrix_world: World, when: When, leads: bool) -> None:
+    for slow in (False,) if matrix_world.kind in SERVED.values() else (False, True):  # a server is slow anyway
         at = 1
-        async with cast_of(real_world, slow) as cast:
+        async with cast_of(matrix_world, slow) as cast:
             while await play(cast, at, when, leads=leads):
                 at += 1
         assert at > 3  # on a busy machine a play has fewer fires, and so fewer suspensions
