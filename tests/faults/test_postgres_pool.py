@@ -10,7 +10,7 @@ import pytest
 from grelmicro.backends.postgres import PostgresProvider, PostgresStore
 from grelmicro.coordination import LeaderElection, Lock
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter
-from grelmicro.errors import BackendUnavailableError, CoordinationBackendError
+from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutcomeUnknownError
 from grelmicro.task import Tasks
 from tests.helpers.postgres import TABLE, fetchval, stranger
 from tests.helpers.worlds import eventually
@@ -163,3 +163,23 @@ async def test_a_deadline_that_passes_while_own_connections_are_busy_says_so(pos
                 task.cancel()
             await asyncio.wait(stuck)
         await eventually(lambda: not client._background, "what was cut off is undone", 20.0)
+
+
+# Connections that break
+
+
+async def test_an_acquire_whose_lent_connection_breaks_is_undone(postgres_url: str) -> None:
+    async with (
+        Proxy(postgres_url) as proxy,
+        asyncpg.create_pool(proxy.url, min_size=0, max_size=2) as pool,
+        LockAdapter(PostgresStore(pool=pool, listen_url=postgres_url, command_timeout=1.0)) as client,
+    ):
+        await client.release(await client.acquire("lock:cart", "before", LONG))
+        for then in ("reset", "silent"):
+            proxy.drop_reply(b"late-holder", then="reset" if then == "reset" else "silent")
+            with pytest.raises(OutcomeUnknownError):
+                await client.acquire("lock:cart", "late-holder", LONG)
+            await eventually(lambda: not client._background, "it is undone", 20.0)
+            lease = await client.acquire("lock:cart", "next", LONG)
+            assert lease.granted_to("next")
+            assert await client.release(lease)

@@ -184,7 +184,11 @@ class Hints:
                     with distinguish_cancellation():
                         await self._use(connection)
             except* Exception as errors:
-                self._outage.note(_first(errors), self._clock.now(), math.inf)
+                # A connection that was good until now is made anew: that it ended, as one that is idle may, is no news.
+                if self._tested_at > 0:
+                    logger.debug("the connection for hints ended, and is made anew: %s", _first(errors))
+                else:
+                    self._outage.note(_first(errors), self._clock.now(), math.inf)
                 self._outcome.send()
             if task.cancelling():  # closing came just when the connection broke, and the group tells only of that
                 raise asyncio.CancelledError

@@ -14,6 +14,7 @@ from grelmicro.backends.postgres.errors import (
     is_refusal,
     is_stale,
     is_unsendable,
+    is_unsent,
     lasting,
     refusal,
     unsendable,
@@ -38,15 +39,17 @@ class BorrowedConnections(Requests):
             try:
                 rows = await connection.fetch(sql, *args, timeout=until - monotonic())
             except Exception as error:
-                if not (is_refusal(error) or is_unsendable(error) or isinstance(error, InterfaceError)):
+                if not (is_refusal(error) or is_unsendable(error) or is_unsent(error)):
                     self._begin_recovery(connection, over)
                     raise
+                if is_unsent(error):
+                    _terminate(connection)
                 if code(error) in ELSEWHERE:
                     await self._pool.expire_connections()  # before this one is given back, which is one of them
                 await self._give_back(connection)
                 if is_unsendable(error):
                     raise unsendable() from None
-                if monotonic() >= until or not (code(error) in AGAIN or is_stale(error)):
+                if monotonic() >= until or not (code(error) in AGAIN or is_stale(error) or is_unsent(error)):
                     raise _explained(error) from error
             except BaseException:
                 self._begin_recovery(connection, over)
@@ -70,7 +73,7 @@ class BorrowedConnections(Requests):
         connection = await self._lent(until)
         if connection.is_in_transaction():
             # What is asked for in there is seen by nobody else, and undone when the pool resets the connection.
-            connection.terminate()
+            _terminate(connection)
             await self._give_back(connection)
             raise lasting(
                 "PostgreSQL: the pool lent a connection that is inside a transaction, in which no lease can be kept: "
@@ -118,9 +121,15 @@ class BorrowedConnections(Requests):
                 await connection.execute("SELECT 1")
             done = True
         if not done:
-            connection.terminate()
+            _terminate(connection)
         await self._give_back(connection)
         return done
+
+
+def _terminate(connection: Proxy) -> None:
+    """Close it; one that the server has ended the pool has taken back already."""
+    with suppress(InterfaceError):
+        connection.terminate()
 
 
 def _explained(error: Exception) -> BackendUnavailableError:

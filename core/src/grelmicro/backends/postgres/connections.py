@@ -17,10 +17,11 @@ from grelmicro.backends.postgres.errors import (
     is_refusal,
     is_stale,
     is_unsendable,
+    is_unsent,
     refusal,
     unsendable,
 )
-from grelmicro.backends.postgres.library import Connection, InterfaceError, Record
+from grelmicro.backends.postgres.library import Connection, Record
 from grelmicro.backends.postgres.server import Link, Server, forget, name_of
 from grelmicro.errors import BackendUnavailableError
 from grelmicro.leases.unsent import nothing_sent
@@ -143,7 +144,7 @@ class OwnConnections(Requests):
         elif is_unsendable(error):
             self._put_back(link)
             raise unsendable() from None
-        elif isinstance(error, InterfaceError):  # asyncpg's own checks, before anything is sent
+        elif is_unsent(error):
             self._drop(link)
             if monotonic() >= until:
                 raise refusal(error) from error

@@ -3,8 +3,17 @@
 from collections.abc import Mapping
 from ssl import SSLError
 
-from grelmicro.backends.postgres.library import DataError, InterfaceError, InvalidCachedStatementError, PostgresError
+from grelmicro.backends.postgres.library import (
+    DataError,
+    InterfaceError,
+    InternalClientError,
+    InvalidCachedStatementError,
+    PostgresError,
+)
 from grelmicro.errors import BackendUnavailableError
+
+IDLE_TOO_LONG = "57P05"
+"""The session was idle for longer than idle_session_timeout: it is ended before the server reads the next request."""
 
 TOO_LATE = "22P02"
 """What a statement fails with that got its row after the time at which it is not to be granted any more."""
@@ -29,6 +38,7 @@ REASONS: Mapping[str, str] = {
     "57P01": "it is shutting down: try again soon",
     "57P02": "it has crashed, and restarts: try again soon",
     "57P03": "it does not take connections yet (it starts, stops or recovers): try again soon",
+    IDLE_TOO_LONG: "it ended the session, which was idle (idle_session_timeout): try again",
     "57P04": "the database was dropped: check its name",
 }
 """What a code of PostgreSQL means: the reason, and the remedy."""
@@ -44,6 +54,9 @@ AGAIN = frozenset(("40001", "40P01"))
 
 NO_STATEMENT = frozenset(("26000", "42P05"))
 """A prepared statement is missing or there already: the server behind this connection is not always the same one."""
+
+NOT_IDLE = "cannot switch to state"
+"""How asyncpg, before it sends anything, refuses a connection on which the server has ended the session meanwhile."""
 
 QUEUE_FULL = "54000"
 """A message cannot be sent, and so the transaction that sends it fails."""
@@ -78,6 +91,17 @@ def is_unsendable(error: BaseException) -> bool:
     return isinstance(error, DataError) and error.severity is None
 
 
+def is_unsent(error: BaseException) -> bool:
+    """Whether asyncpg sent nothing over this connection, or the server had ended its session before: on another it can.
+
+    A session that the server has ended is found out by the request that comes in the same moment.
+    """
+    if isinstance(error, InternalClientError):
+        return str(error).startswith(NOT_IDLE)
+    ended = code(error) == IDLE_TOO_LONG or (error.__cause__ is not None and code(error.__cause__) == IDLE_TOO_LONG)
+    return isinstance(error, InterfaceError) or ended
+
+
 def is_stale(error: BaseException) -> bool:
     """Whether the table was changed since the statement was prepared: on a new connection it is prepared anew."""
     return isinstance(error, InvalidCachedStatementError)
@@ -91,7 +115,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, PostgresError):
         # Only its first sentence: details may show values.
         return f"it answered: {str(error.args[0] if error.args else code(error))[:LONGEST_TEXT]}"
-    if isinstance(error, InterfaceError):
+    if isinstance(error, InterfaceError | InternalClientError):
         return f"asyncpg refuses: {str(error.args[0] if error.args else '')[:LONGEST_TEXT]}"
     if isinstance(error, SSLError):
         told = getattr(error, "verify_message", "") or error.reason or type(error).__name__

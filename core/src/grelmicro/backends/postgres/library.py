@@ -6,7 +6,15 @@ from grelmicro.errors import DependencyNotFoundError
 
 try:
     import asyncpg
-    from asyncpg import DataError, InterfaceError, InvalidCachedStatementError, PostgresError, Record, connect
+    from asyncpg import (
+        DataError,
+        InterfaceError,
+        InternalClientError,
+        InvalidCachedStatementError,
+        PostgresError,
+        Record,
+        connect,
+    )
     from asyncpg.pool import PoolConnectionProxy
     from asyncpg.prepared_stmt import PreparedStatement
 except ImportError as error:
@@ -30,6 +38,7 @@ __all__ = [
     "Connection",
     "DataError",
     "InterfaceError",
+    "InternalClientError",
     "InvalidCachedStatementError",
     "Pool",
     "PostgresError",
