@@ -132,7 +132,7 @@ async def test_running_out_is_a_warning(world: World, clock: MovableClock, caplo
             await theirs.__aenter__()
         assert await theirs.locked(), "who took it over keeps it"
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
-        "task lock 'report' ran out before its work ended, and another worker may have repeated it: "
+        "lost tasklock:report: it ran out before its work ended, and another worker may have repeated it: "
         "use a longer lease_duration, refresh() or auto_renew=True"
     ]
 

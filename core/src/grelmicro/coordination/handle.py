@@ -10,6 +10,7 @@ from grelmicro import lifecycle
 from grelmicro.coordination.hold import Hold
 from grelmicro.coordination.identity import NOBODY, Owner
 from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.renewal import TAKEN
 from grelmicro.coordination.threads import call
 from grelmicro.errors import (
     GrelmicroError,
@@ -32,6 +33,7 @@ class LockHandle(Hold):
     """A held lease. Every acquisition has a handle of its own; it keeps the backend that granted it."""
 
     _guards_block = False
+    _ended = False
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class LockHandle(Hold):
         self.ask(sent_at, ttl)
         lease = await self._backend.renew(self.lease, ttl)
         if lease is None:
-            self.lose("it expired or was taken over")
+            self.lose(TAKEN)
         else:
             self.confirm(lease, sent_at, ttl)
         self._check_held("extended")
@@ -104,7 +106,7 @@ class LockHandle(Hold):
 
     def confirm(self, lease: Lease, sent_at: float, ttl: float) -> None:
         """A renewal sent at `sent_at` for `ttl` seconds was granted; it changes nothing if the lease is over here."""
-        if self._released:
+        if self._released or self._release_sent:
             return
         if self.valid:
             Hold.confirm(self, lease, sent_at, ttl)
@@ -114,20 +116,26 @@ class LockHandle(Hold):
         self.lose("the answer to its renewal came when it had run out")
 
     async def release(self) -> None:
-        """Give it back.
+        """Give it back. The handle is not valid from the moment at which this is awaited.
+
+        A cancellation leaves the release to the background, and this may be called again.
 
         Raises:
             LockNotOwnedError: it was no longer held, or is released already.
             CoordinationBackendError: the store failed. The release is repeated in the background until the lease ends,
                 and this may be called again.
         """
+        await self._release(LockNotOwnedError)
+
+    async def _release(self, loss: type[LockNotOwnedError]) -> None:
+        """`release`, with the error to raise when it was no longer held."""
         if self._released:
             raise LockNotOwnedError(f"lock '{self._name}' is released already: acquire it again")
         if self.renewed_automatically:
             self._backend.renewer.discard(self)
         if self._reason or self._generation is not lifecycle.generation:
             self.leave_owner()
-            raise self.lost_error("released")
+            raise self.lost_error("released", loss)
         repeated = self._release_sent
         instant = self._backend.instant(get_running_loop())
         if instant is not None and self.note is None:
@@ -135,12 +143,16 @@ class LockHandle(Hold):
         else:
             if repeated is None:
                 self._release_sent = self._backend.clock.now() < self.deadline
-            owned = await self._backend.release(self.lease, data=self.note)
+            try:
+                owned = await self._backend.release(self.lease, data=self.note)
+            except BaseException:  # the backend repeats it
+                self._tell_end()
+                raise
         # The first of two requests may have done it: then the second one's "no" is no loss.
         if not owned and not repeated:
-            self.lose("it expired or was taken over")
+            self.lose(TAKEN)
             self.leave_owner()
-            raise self.lost_error("released")
+            raise self.lost_error("released", loss)
         self._finish()
 
     @property
@@ -195,7 +207,7 @@ class LockHandle(Hold):
             self.lose("its lease ran out")
             raise self.lost_error("kept until its block ended", LockLostError)
         if not self._released:
-            await self.release()
+            await self._release(LockLostError)
 
     async def __aenter__(self) -> "LockHandle":
         """Hold it for a block: `async with lock.acquire(timeout=2) as held`.
@@ -228,21 +240,32 @@ class LockHandle(Hold):
             owned = await self._backend.renew(self.lease, seconds, data=self.note) is not None
         except BaseException:
             self._backend.settle(self.lease, seconds, data=self.note)
-            raise
-        finally:
             self._finish()
+            raise
+        if owned:
+            self._finish()
+        else:
+            self.lose(TAKEN)
         return owned
 
     def _finish(self) -> None:
+        """It is given back."""
         self._released = True
         self.leave_owner()
+        self._tell_end()
+
+    def _tell_end(self) -> None:
+        """Tell once that it is held no more, since its release was begun."""
+        if self._ended:
+            return
+        self._ended = True
         if listeners:
             emit("held", self.lease.name, self.held_for)
         if self._signal is not None:
             self._signal.send()
 
     def _check_held(self, action: str) -> None:
-        if self._released:
+        if self._released or self._release_sent:
             raise LockNotOwnedError(f"lock '{self._name}' cannot be {action}: it is released; acquire it again")
         if not self.valid:
             raise self.lost_error(action)

@@ -58,8 +58,10 @@ class Hold:
 
     @property
     def expires_in(self) -> float:
-        """Seconds for which it is surely held; 0.0 when it is lost or released."""
-        if self._released or self._reason or self._generation is not lifecycle.generation:
+        """Seconds for which it is surely held; 0.0 when it is lost, or its release was begun."""
+        if self._release_sent is not None or self._released or self._reason:
+            return 0.0
+        if self._generation is not lifecycle.generation:
             return 0.0
         return max(self.deadline - self._backend.clock.now(), 0.0)
 
@@ -83,14 +85,11 @@ class Hold:
         return self._released
 
     @property
-    def held(self) -> bool:
-        """Whether it is valid and no release was begun."""
-        return self._release_sent is None and self.valid
-
-    @property
     def lost(self) -> bool:
         """Whether it ended without a release."""
-        return not self._released and not self.valid
+        if self._released or (self._release_sent and not self._reason):
+            return False
+        return not self.valid
 
     def raise_if_lost(self) -> None:
         """Raise `LockLostError` if it is no longer held."""
@@ -98,7 +97,7 @@ class Hold:
             raise self.lost_error("used", LockLostError)
 
     async def wait_lost(self) -> None:
-        """Wait until it is no longer held: lost or released."""
+        """Wait until it is no longer held: lost, or its release was begun."""
         if self._signal is None:
             self._signal = Signal()
         while (left := self.expires_in) > 0:

@@ -108,7 +108,7 @@ class LeasePrimitive(Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Gene
         return record is not None and record.live
 
     def _refuse_reentry(self, owner: Owner) -> None:
-        if (held := self._held.get(owner)) is not None and held.held:
+        if (held := self._held.get(owner)) is not None and held.valid:
             raise LockReentrantError(
                 f"{type(self).__name__} '{self._name}' is held by this task or thread already: release it first, "
                 "or use a separate instance for an independent claim"

@@ -13,12 +13,8 @@ class Grant(Protocol):
     """What is waited for."""
 
     @property
-    def held(self) -> bool:
-        """Whether it is valid and no release was begun."""
-
-    @property
     def expires_in(self) -> float:
-        """Seconds for which it is surely held."""
+        """Seconds for which it is surely held; 0.0 once its release was begun."""
 
 
 class Line:
@@ -39,7 +35,7 @@ class Line:
     def held_for(self) -> float:
         """Seconds for which whoever in this line got it last still holds it; 0.0 when that is over."""
         grant = None if self._grant is None else self._grant()
-        return grant.expires_in if grant is not None and grant.held else 0.0
+        return 0.0 if grant is None else grant.expires_in
 
 
 class Queues:

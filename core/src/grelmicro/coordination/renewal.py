@@ -16,6 +16,9 @@ from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.coordination")
 
+TAKEN = "it expired or was taken over"
+"""Why a lease is lost that the store does not find any more."""
+
 OUTAGE_INTERVAL = 30.0
 """Seconds between two lines of the log about renewals that go on failing."""
 
@@ -211,4 +214,4 @@ class Renewer:
                 held.confirm(lease, sent_at, ttl)
             elif held.lease.holder not in unknown and id(held) in self._held:  # not released meanwhile
                 self.discard(held)
-                held.lose("it expired or was taken over")
+                held.lose(TAKEN)

@@ -1,8 +1,8 @@
 """`TaskLock`: a lock for scheduled work, held for at least and at most a time."""
 
-import logging
 from asyncio import Task
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self
 from uuid import UUID
@@ -19,7 +19,11 @@ from grelmicro.coordination.threads import call
 from grelmicro.errors import LockLostError
 from grelmicro.leases import Lease
 
-logger = logging.getLogger("grelmicro.coordination")
+RAN_OUT = (
+    "it ran out before its work ended, and another worker may have repeated it: "
+    "use a longer lease_duration, refresh() or auto_renew=True"
+)
+"""Why a task lock is lost that nothing renewed."""
 
 
 class TaskLockConfig(LeaseConfig):
@@ -217,21 +221,17 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         return min(max(left, 0.0), lease.remaining)
 
     async def _end(self, handle: LockHandle) -> None:
-        """Free it, or let it go on for what is left of the minimum hold."""
+        """Free it, or let it go on for what is left of the minimum hold; without renewal, a loss is logged."""
         left = self._config.min_hold_duration - handle.held_for
         self._left_held = handle
         if handle.released or (handle.valid and left > 0 and await handle.shorten(left)):
             return
-        if handle.valid and left <= 0:
-            await handle.release()
-        elif handle.renewed_automatically:
-            raise handle.lost_error("kept until its work ended", LockLostError)
-        else:
-            logger.warning(
-                "task lock '%s' ran out before its work ended, and another worker may have repeated it: "
-                "use a longer lease_duration, refresh() or auto_renew=True",
-                self._name,
-            )
+        if handle.renewed_automatically:
+            return await handle.end()
+        if handle.lost:
+            handle.lose(RAN_OUT)
+        with suppress(LockLostError):  # which is logged
+            await handle.end()
 
 
 class ThreadTaskLock(ThreadPrimitive[TaskLock]):

@@ -111,7 +111,7 @@ class Job:
                     finally:
                         if self._ended is not None:
                             handle.note = self._ended.beside(handle.lease.data)
-            return outcome
+            return FireOutcome.LOST if handle.lost else outcome
         except WouldBlockError:
             self._outage.over(self.clock.now())
             raise
