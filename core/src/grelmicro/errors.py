@@ -38,7 +38,20 @@ class DependencyNotFoundError(GrelmicroError, ImportError):
 
 
 class CoordinationError(GrelmicroError):
-    """Root of what locks, elections and schedules raise."""
+    """Root of what locks, elections and schedules raise.
+
+    Args:
+        text: what is wrong, and what to do.
+        name: the lock or election that it is about, if it is about one.
+    """
+
+    name: str | None = None
+    """The name of the lock or election that it is about; None where it is about none, or about several."""
+
+    def __init__(self, *text: object, name: str | None = None) -> None:
+        super().__init__(*text)
+        if name is not None:
+            self.name = name
 
 
 class WouldBlockError(CoordinationError):
@@ -52,6 +65,9 @@ class WouldBlockError(CoordinationError):
 
 class LockTimeoutError(WouldBlockError, TimeoutError):
     """Busy until the deadline: another holder kept it for the whole `timeout`."""
+
+    timeout: float | None = None
+    """Seconds for which it was waited for."""
 
 
 class LockReentrantError(CoordinationError, RuntimeError):

@@ -63,7 +63,8 @@ class LockHandle(Hold):
         self._check_held("used to guard a block")
         if self._guards_block:
             raise LockReentrantError(
-                f"lock '{self._name}' guards a block already, whose end gives it back: do not enter its handle again"
+                f"lock '{self._name}' guards a block already, whose end gives it back: do not enter its handle again",
+                name=self._name,
             )
 
     def __reduce__(self) -> NoReturn:
@@ -94,7 +95,9 @@ class LockHandle(Hold):
         sent_at = self._backend.clock.now()
         ttl = self.ttl(sent_at)
         if ttl <= 0:
-            raise LockNotOwnedError(f"lock '{self._name}' reached its max_hold: release it, or allow a longer one")
+            raise LockNotOwnedError(
+                f"lock '{self._name}' reached its max_hold: release it, or allow a longer one", name=self._name
+            )
         self.ask(sent_at, ttl)
         lease = await self._backend.renew(self.lease, ttl)
         if lease is None:
@@ -130,7 +133,7 @@ class LockHandle(Hold):
     async def _release(self, loss: type[LockNotOwnedError]) -> None:
         """`release`, with the error to raise when it was no longer held."""
         if self._released:
-            raise LockNotOwnedError(f"lock '{self._name}' is released already: acquire it again")
+            raise LockNotOwnedError(f"lock '{self._name}' is released already: acquire it again", name=self._name)
         if self.renewed_automatically:
             self._backend.renewer.discard(self)
         if self._reason or self._generation is not lifecycle.generation:
@@ -266,7 +269,9 @@ class LockHandle(Hold):
 
     def _check_held(self, action: str) -> None:
         if self._released or self._release_sent:
-            raise LockNotOwnedError(f"lock '{self._name}' cannot be {action}: it is released; acquire it again")
+            raise LockNotOwnedError(
+                f"lock '{self._name}' cannot be {action}: it is released; acquire it again", name=self._name
+            )
         if not self.valid:
             raise self.lost_error(action)
 

@@ -142,7 +142,7 @@ class Hold:
     def lost_error(self, action: str, kind: type[LockNotOwnedError] = LockNotOwnedError) -> LockNotOwnedError:
         """Why it cannot be `action`, such as `extended`, when it is lost."""
         why = f"{self.why_lost()}; stop the guarded work, and {self._remedy()}"
-        return kind(f"lock '{self._name}' cannot be {action}: {why}")
+        return kind(f"lock '{self._name}' cannot be {action}: {why}", name=self._name)
 
     def reached_max_hold(self) -> bool:
         """Whether its lease ran out, and could not have lasted any longer."""

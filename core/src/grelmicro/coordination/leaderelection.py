@@ -299,7 +299,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         if lost:
             raise LeadershipLostError(
                 f"leadership of '{self._name}' was lost while its work was running: it was cancelled, "
-                "and the next term runs it again"
+                "and the next term runs it again",
+                name=self._name,
             )
         return cast(T, result)
 
@@ -372,7 +373,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
 
     def _not_leader(self) -> NotLeaderError:
         return NotLeaderError(
-            f"this worker does not lead '{self._name}': send the work to the leader, or try again after it changes"
+            f"this worker does not lead '{self._name}': send the work to the leader, or try again after it changes",
+            name=self._name,
         )
 
     def __repr__(self) -> str:

@@ -20,6 +20,7 @@ from grelmicro.errors import (
     CoordinationError,
     LockNotOwnedError,
     LockReentrantError,
+    LockTimeoutError,
     WouldBlockError,
 )
 from grelmicro.events import emit, listeners
@@ -111,7 +112,8 @@ class LeasePrimitive(Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Gene
         if (held := self._held.get(owner)) is not None and held.valid:
             raise LockReentrantError(
                 f"{type(self).__name__} '{self._name}' is held by this task or thread already: release it first, "
-                "or use a separate instance for an independent claim"
+                "or use a separate instance for an independent claim",
+                name=self._name,
             )
 
     async def _ask(
@@ -182,12 +184,16 @@ class LeasePrimitive(Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Gene
         if lease.holder == token:
             return BackendUnavailableError(
                 f"{type(self).__name__} '{self._name}': the store's answer came when the lease had run out: "
-                "use a longer lease_duration, and check the store and this machine's load"
+                "use a longer lease_duration, and check the store and this machine's load",
+                name=self._name,
             )
         busy = refusal(
             f"{type(self).__name__} '{self._name}' is held by another holder, for up to {lease.remaining:.1f} s more: "
-            "try again later"
+            "try again later",
+            name=self._name,
         )
+        if isinstance(busy, LockTimeoutError):
+            busy.timeout = 0.0
         busy.retry_after = lease.remaining
         busy.busy_for = self._busy_for(lease)
         return busy
@@ -221,7 +227,8 @@ class LeasePrimitive(Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Gene
     def _not_held(self, action: str) -> LockNotOwnedError:
         return LockNotOwnedError(
             f"{type(self).__name__} '{self._name}' cannot be {action}: this task or thread does not hold it; "
-            "use the handle that acquire() returned to act from elsewhere"
+            "use the handle that acquire() returned to act from elsewhere",
+            name=self._name,
         )
 
     def _enter(self, handle: LockHandle) -> LockHandle:
