@@ -15,7 +15,7 @@ from grelmicro.coordination import (
     WouldBlockError,
 )
 from grelmicro.coordination.adapters import LockAdapter
-from grelmicro.coordination.wait import SAFETY_POLL, SUBSCRIBING
+from grelmicro.coordination.wait import PATIENCE, SAFETY_POLL, SUBSCRIBING
 from grelmicro.testing.clock import MovableClock
 from tests.helpers.stores import Fault, Gate, late, refused, reply_never, request_lost, silence
 from tests.helpers.worlds import World, eventually
@@ -171,7 +171,7 @@ async def test_a_deadline_is_kept_while_the_store_is_silent(real_world: World) -
         store.break_down(silence, "acquire")
         began = monotonic()
         with pytest.raises(OutcomeUnknownError):
-            await Lock("cart", backend=client).acquire(timeout=0.2)
+            await Lock("cart", backend=client).acquire(timeout=PATIENCE + 0.1)
         assert monotonic() - began < 2
 
 
@@ -181,7 +181,7 @@ async def test_what_a_silent_store_granted_is_given_back(real_world: World) -> N
     async with LockAdapter(store) as client, real_world.client() as other:
         store.break_down(reply_never, "acquire")
         with pytest.raises(OutcomeUnknownError):
-            await Lock("cart", backend=client, lease_duration=LONG).acquire(timeout=0.1)
+            await Lock("cart", backend=client, lease_duration=LONG).acquire(timeout=PATIENCE + 0.1)
         await Lock("cart", backend=other).acquire(timeout=5)
 
 
@@ -219,7 +219,7 @@ async def test_a_follower_learns_that_the_store_fell_silent(world: World, clock:
         await clock.advance(SAFETY_POLL + 0.1)
         await eventually(lambda: store.calls["acquire"] == 3, "the first one asks again")
         if joins == "during":
-            follower = asyncio.create_task(lock.acquire(timeout=0.2))
+            follower = asyncio.create_task(lock.acquire(timeout=PATIENCE + 0.1))
             await line_of(client, 2)
         await clock.advance(1)
         with pytest.raises(CoordinationBackendError):

@@ -231,9 +231,9 @@ class _LockWait(Wait[LockHandle]):
         self._token = lock._token(context)
 
     @property
-    def title(self) -> str:
-        """See `Wait.title`."""
-        return f"lock '{self._lock.name}'"
+    def name(self) -> str:
+        """See `Wait.name`."""
+        return self._lock.name
 
     def ask(self, waiting: bool) -> Coroutine[Any, Any, tuple[Lease, LockHandle | None]]:
         """See `Wait.ask`."""

@@ -38,12 +38,30 @@ class Line:
         return 0.0 if grant is None else grant.expires_in
 
 
+class Silence:
+    """How long a store has answered nothing, while requests were under way."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        """Since the last answer, or since the store was opened."""
+        self._counted_until = 0.0  # requests for several keys are silent together
+
+    def lasts(self, asked_at: float, now: float) -> float:
+        """Its seconds, with a request that is under way since `asked_at`."""
+        return self.seconds + max(now - max(asked_at, self._counted_until), 0.0)
+
+    def note(self, asked_at: float, now: float) -> None:
+        """A request ended without an answer."""
+        self.seconds, self._counted_until = self.lasts(asked_at, now), now
+
+
 class Queues:
     """The lines of one backend. A line exists while somebody waits, so keys made per request leave nothing."""
 
     def __init__(self) -> None:
         self.lines: dict[str, Line] = {}
         self.turns = Turns()
+        self.silence = Silence()
 
     def join(self, key: str) -> tuple[Line, asyncio.Future[None]]:
         """Join the line of `key`; the future is one's place, and completes when one is first."""
@@ -78,3 +96,4 @@ class Queues:
         """Forget the lines of an event loop that is gone."""
         self.lines.clear()
         self.turns.clear()
+        self.silence = Silence()

@@ -10,7 +10,16 @@ from grelmicro.coordination.interruption import Interruption
 from grelmicro.coordination.lock import Lock
 from grelmicro.coordination.multihandle import MultiLockHandle
 from grelmicro.coordination.protocols import LockBackend
-from grelmicro.errors import GrelmicroError, LockLostError, LockNotOwnedError, OutcomeUnknownError, WouldBlockError
+from grelmicro.coordination.wait import PATIENCE
+from grelmicro.errors import (
+    CoordinationError,
+    GrelmicroError,
+    LockLostError,
+    LockNotOwnedError,
+    LockTimeoutError,
+    OutcomeUnknownError,
+    WouldBlockError,
+)
 
 
 class Taking:
@@ -39,6 +48,7 @@ class Taking:
         Raises:
             LockLostError: one was lost while a later one was waited for.
             OutcomeUnknownError: a lease that had become short was not renewed in time.
+            LockTimeoutError: there was no time left to renew it.
             GrelmicroError: what acquiring one of them raised.
         """
         try:
@@ -71,17 +81,31 @@ class Taking:
         """See that each lease is held, for a good part of its duration also where its renewals failed meanwhile."""
         for handle in self._taken:
             if handle.expires_in < handle.ttl(self._clock.now()) / 2:
+                sent_at = self._clock.now()
                 try:
                     async with TimeLimit(self._clock, self._left() if self._timeout else None):
                         with suppress(LockNotOwnedError):  # told below, for all of them
                             await handle.extend()
                 except TimeoutError as cut_off:
-                    raise OutcomeUnknownError(
-                        f"lock '{handle.name}': the store did not renew it in time while others were taken, and all "
-                        "are given back: check the store, or give a longer timeout"
-                    ) from cut_off
+                    raise self._not_lengthened(handle, self._clock.now() - sent_at) from cut_off
         if any(handle.lost for handle in self._taken):
             raise self._loss()
+
+    def _not_lengthened(self, handle: LockHandle, cut_off: float) -> CoordinationError:
+        """The deadline cut a renewal off that was under way for `cut_off` seconds."""
+        if cut_off > PATIENCE:
+            return OutcomeUnknownError(
+                f"lock '{handle.name}': the store did not renew it in time while others were taken, and all "
+                "are given back: check the store, or give a longer timeout",
+                name=handle.name,
+            )
+        busy = LockTimeoutError(
+            f"lock '{handle.name}': others were taken just before the end of {self._timeout:g} s, which left no time "
+            "to renew it, and all are given back: try again later, or give a longer timeout",
+            name=handle.name,
+        )
+        busy.timeout = self._timeout
+        return busy
 
     def _stop_keeping_alive(self, error: BaseException | None) -> bool:
         """End what keeps the leases alive; whether `error` is the interruption by a loss, and nothing else."""
@@ -97,7 +121,8 @@ class Taking:
         longer = "max_hold" if lost.reached_max_hold() else "lease_duration"
         return LockLostError(
             f"lock '{lost.name}' was lost while others were taken with it, and all are given back: {lost.why_lost()}; "
-            f"try again, and use a longer {longer} if this happens often"
+            f"try again, and use a longer {longer} if this happens often",
+            name=lost.name,
         )
 
     async def _give_back(self, *, wait: bool) -> None:

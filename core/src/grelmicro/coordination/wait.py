@@ -55,7 +55,7 @@ SUBSCRIBING = 1.0
 """Seconds within which a store must begin, and end, a subscription to hints."""
 
 PATIENCE = 0.5
-"""Seconds for which a request in flight at the deadline counts as slow, if the store answered before."""
+"""Seconds that a store has to answer: one that is silent for no longer counts as busy, not as failing."""
 
 
 class Wait(ABC, Generic[T]):
@@ -70,7 +70,7 @@ class Wait(ABC, Generic[T]):
     waited = False
     """Whether it was not there at once."""
     _answered = False  # whether the store ever answered this caller
-    _cut_off: float | None = None  # for how long the request was under way that the deadline cut off
+    _cut_off: float | None = None  # seconds for which the request was under way that the deadline cut off
     _unsent: BackendUnavailableError | None = None  # what that request still waited for, if it was not sent by then
 
     def __init__(self, backend: Waitable, key: str, polling: Polling) -> None:
@@ -81,8 +81,13 @@ class Wait(ABC, Generic[T]):
 
     @property
     @abstractmethod
+    def name(self) -> str:
+        """The name of the lock that is waited for."""
+
+    @property
     def title(self) -> str:
-        """What is waited for, for error texts."""
+        """What is waited for, for texts."""
+        return f"lock '{self.name}'"
 
     @abstractmethod
     async def ask(self, waiting: bool) -> tuple[Lease, T | None]:
@@ -104,13 +109,12 @@ class Wait(ABC, Generic[T]):
         """Wait until the store grants it.
 
         Raises:
-            LockTimeoutError: others held it for `timeout` seconds.
-            OutcomeUnknownError: the deadline passed while the store answered nothing.
-            BackendUnavailableError: the deadline passed while the store answered nobody in this line.
+            LockTimeoutError: it was not granted within `timeout` seconds.
+            OutcomeUnknownError: the deadline passed while a request was under way that had the time to be answered.
+            BackendUnavailableError: the deadline passed while the store answered no request of this line.
         """
         queues = self._backend.queues
         line, place = queues.join(self._key)
-        joined_at = self._clock.now()
         try:
             if timeout is None:
                 return await self._in_line(queues, line, place)
@@ -119,8 +123,8 @@ class Wait(ABC, Generic[T]):
         except TimeoutError:
             if timeout is None or not scope.expired():  # the store's own
                 raise
-            first = place.done() and not place.cancelled()
-            raise self._at_the_deadline(line, first, joined_at, timeout) from line.failure
+            cause = line.failure
+            raise self._at_the_deadline(line, timeout) from cause
         finally:
             queues.leave(self._key, line, place)
 
@@ -185,41 +189,57 @@ class Wait(ABC, Generic[T]):
         asked_at = line.asked_at = self._clock.now()
         try:
             answer = await self.ask(waiting)
-        except CoordinationBackendError as error:
-            line.failure = error
-            raise
         except BaseException as error:
-            self._cut_off = self._clock.now() - asked_at
-            self._unsent = why_unsent(error)
+            now = self._clock.now()
+            self._backend.queues.silence.note(asked_at, now)
+            if isinstance(error, CoordinationBackendError):
+                line.failure = error
+            else:
+                self._cut_off = now - asked_at
+                self._unsent = why_unsent(error)
             raise
         finally:
             line.asked_at = None
         line.failure = None
+        self._backend.queues.silence.seconds = 0.0
         self._answered = True
         return answer
 
     def _jittered(self) -> float:
         return self._polling.retry_interval * (1 + self._polling.retry_jitter * (2 * random() - 1))
 
-    def _at_the_deadline(self, line: Line, first: bool, joined_at: float, timeout: float) -> Exception:
-        if first and self._cut_off is not None and (not self._answered or self._cut_off > PATIENCE):
-            if self._unsent is not None:
-                return BackendUnavailableError(f"{self.title}: {self._unsent}")
-            return OutcomeUnknownError(
-                f"{self.title}: the store did not answer within {timeout:g} s; if it granted the lease after all, "
-                "that is undone in the background: check the store, or give a longer timeout"
-            )
-        if not first and self._is_silent(line, joined_at):
+    def _at_the_deadline(self, line: Line, timeout: float) -> Exception:
+        if self._cut_off is not None:
+            if line.failure is not None or max(self._cut_off, self._backend.queues.silence.seconds) > PATIENCE:
+                line.failure = self._unanswered(timeout)
+                return line.failure
+        elif self._is_silent(line):
             return BackendUnavailableError(
-                f"{self.title}: the store answered nobody who waits for it within {timeout:g} s: check the store"
+                f"{self.title}: the store answered nobody who waits for it within {timeout:g} s: check the store",
+                name=self.name,
             )
-        return LockTimeoutError(
-            f"{self.title} is held by another holder and was not released within {timeout:g} s: "
-            "try again later, or give a longer timeout"
+        return self._busy(timeout)
+
+    def _unanswered(self, timeout: float) -> CoordinationBackendError:
+        if self._unsent is not None:
+            return BackendUnavailableError(f"{self.title}: {self._unsent}", name=self.name)
+        return OutcomeUnknownError(
+            f"{self.title}: the store did not answer within {timeout:g} s; if it granted the lease after all, "
+            "that is undone in the background: check the store, or give a longer timeout",
+            name=self.name,
         )
 
-    def _is_silent(self, line: Line, joined_at: float) -> bool:
-        """Whether the first in line gets no answers, as far as one can tell who joined the line at `joined_at`."""
+    def _is_silent(self, line: Line) -> bool:
+        """Whether the first in line gets no answers."""
         if line.asked_at is None:
             return line.failure is not None
-        return line.asked_at <= joined_at or self._clock.now() - line.asked_at > PATIENCE
+        return self._backend.queues.silence.lasts(line.asked_at, self._clock.now()) > PATIENCE
+
+    def _busy(self, timeout: float) -> LockTimeoutError:
+        if self._answered or self._cut_off is None:
+            why = f"is held by another holder and was not released within {timeout:g} s"
+        else:
+            why = f"was not granted within {timeout:g} s, in which the store had too little time to answer"
+        busy = LockTimeoutError(f"{self.title} {why}: try again later, or give a longer timeout", name=self.name)
+        busy.timeout = timeout
+        return busy
