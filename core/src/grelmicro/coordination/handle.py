@@ -2,9 +2,9 @@
 
 import weakref
 from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from grelmicro import lifecycle
 from grelmicro.coordination.hold import Hold
@@ -118,7 +118,7 @@ class LockHandle(Hold):
         self._backend.settle(lease)
         self.lose("the answer to its renewal came when it had run out")
 
-    async def release(self) -> None:
+    def release(self) -> Coroutine[Any, Any, None]:
         """Give it back. The handle is not valid from the moment at which this is awaited.
 
         A cancellation leaves the release to the background, and this may be called again.
@@ -128,7 +128,7 @@ class LockHandle(Hold):
             CoordinationBackendError: the store failed. The release is repeated in the background until the lease ends,
                 and this may be called again.
         """
-        await self._release(LockNotOwnedError)
+        return self._release(LockNotOwnedError)
 
     async def _release(self, loss: type[LockNotOwnedError]) -> None:
         """`release`, with the error to raise when it was no longer held."""
@@ -157,6 +157,8 @@ class LockHandle(Hold):
             self.leave_owner()
             raise self.lost_error("released", loss)
         self._finish()
+
+    _release.__qualname__ = "LockHandle.release"
 
     @property
     def from_thread(self) -> "ThreadLockHandle":
