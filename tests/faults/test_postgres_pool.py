@@ -126,7 +126,7 @@ async def test_a_deadline_that_passes_while_the_pool_is_exhausted_names_the_pool
         with pytest.raises(
             BackendUnavailableError, match=r"'cart'.*: the pool lent no connection within 0\.\d s: make"
         ):
-            await lock.acquire(timeout=0.3)
+            await lock.acquire(timeout=0.7)
         assert not client._background  # there is nothing to undo
         cancelled = asyncio.create_task(lock.acquire())
         await asyncio.sleep(0.1)
