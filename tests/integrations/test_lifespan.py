@@ -179,6 +179,60 @@ async def test_failing_work_is_told_and_begins_anew(caplog: pytest.LogCaptureFix
     assert failures[0].exc_info is not None
 
 
+async def test_work_whose_await_was_cancelled_is_told_and_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    leader = LeaderElection("feed", retry_interval=0.01)
+    runs: list[int] = []
+
+    async def feed() -> None:
+        runs.append(1)
+        inner = asyncio.create_task(asyncio.sleep(60))
+        if len(runs) < 3:
+            asyncio.get_running_loop().call_soon(inner.cancel)
+        try:
+            await inner
+        finally:
+            inner.cancel()
+
+    async with lifespan(new([]), lead={leader: feed})(Starlette()):
+        await eventually(lambda: len(runs) == 3, "the third run")
+    failures = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(failures) == 2
+    assert all("begins anew" in record.message and record.exc_info is not None for record in failures)
+
+
+async def test_work_that_returned_leaves_the_role_to_another_worker() -> None:
+    first, second = LeaderElection("feed", retry_interval=0.05), LeaderElection("feed", retry_interval=0.05)
+    began: list[str] = []
+
+    async def once() -> None:
+        await asyncio.sleep(0.01)
+
+    async def keep() -> None:
+        began.append("second")
+        await second.wait_lose_leader()
+
+    micro = new([])
+    async with lifespan(micro, lead={first: once})(Starlette()):
+        await eventually(lambda: not first.is_running(), "the first one has left")
+        async with lifespan(micro, lead={second: keep})(Starlette()):
+            await eventually(lambda: bool(began), "the work of the second")
+            assert second.is_leader()
+
+
+async def test_an_election_of_tasks_is_kept_when_the_work_returned() -> None:
+    leader = LeaderElection("feed")
+    micro = Grelmicro(uses=[Coordination.from_url("memory://"), Tasks(tasks=[leader])])
+    done = asyncio.Event()
+
+    async def once() -> None:
+        done.set()
+
+    async with lifespan(micro, lead={leader: once})(Starlette()):
+        await done.wait()
+        await asyncio.sleep(0.05)
+        assert leader.is_leader()
+
+
 @pytest.mark.parametrize("on", [True, False])
 async def test_signal_hands_leadership_over_before_the_end(on: bool) -> None:
     """The server's own handler is called, too, and is in place again afterwards."""

@@ -41,6 +41,14 @@ def test_the_defaults() -> None:
             {"backend_timeout": 10.1},
             r"\(settings\) backend_timeout should be at most renew_deadline: give values that ",
         ),
+        (
+            {"lease_duration": 1e-9},
+            r"\(settings\) lease_duration and renew_deadline should leave time for a retry_interval",
+        ),
+        (
+            {"renew_deadline": 0.001},
+            r"\(settings\) lease_duration and renew_deadline should leave time for a retry_interval",
+        ),
         ({"retry_interval": 0}, r"retry_interval \(keyword\) should be greater than 0: "),
         ({"lease_duration": float("inf")}, r"lease_duration \(keyword\) should be "),
         ({"retry_jitter": 1}, r"retry_jitter \(keyword\) should be less than 1: "),

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -11,6 +13,7 @@ from grelmicro.coordination import Coordination, LeaderElection
 from grelmicro.coordination.adapters import LeaderElectionAdapter
 from grelmicro.coordination.outage import Outage
 from grelmicro.errors import BackendUnavailableError
+from grelmicro.events import Event, listen
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.testing import MovableClock
 from tests.helpers.elections import Fleet
@@ -260,3 +263,110 @@ async def test_the_undo_of_a_lost_request_does_not_end_the_term_that_came_after_
         fence = worker.election.guard().fence
         await fleet.let_pass(30.0)
         assert worker.election.guard().fence == fence
+
+
+@asynccontextmanager
+async def heard(events: list[Event]) -> AsyncIterator[None]:
+    """Note what happens in the block."""
+    stop = listen(events.append)
+    try:
+        yield
+    finally:
+        stop()
+
+
+def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the log says of lost terms."""
+    return [
+        record.getMessage().partition(": ")[2]
+        for record in caplog.records
+        if record.levelno == logging.WARNING and record.getMessage().startswith("lost leader:job, term ")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (None, "this process stood still, or its event loop was blocked"),
+        (refused, "the store is down"),
+        (silence, "no answer"),
+    ],
+)
+async def test_a_term_that_ran_out_is_told_as_lost(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture, fault: Fault | None, reason: str
+) -> None:
+    events: list[Event] = []
+    async with heard(events), Fleet(world, clock) as fleet:
+        worker = await fleet.leading()
+        if fault is None:
+            clock._now += 12.0  # within the lease
+            await fleet.let_pass(0.25)
+        else:
+            worker.store.break_down(fault, "renew")
+            await fleet.let_pass(10.5)
+        [told] = losses(caplog)
+        assert told.startswith("it was not confirmed in time: ")
+        assert reason in told
+        [lost] = [event for event in events if event.kind == "lost"]
+        assert (lost.name, lost.detail) == ("leader:job", told)
+        assert lost.seconds is not None
+        assert lost.seconds >= 10.0
+        await eventually(lambda: any(event.kind == "led" for event in events), "the term has ended")
+        assert not [event for event in events if event.kind == "handed_over"]
+
+
+async def test_a_term_that_is_given_up_is_no_loss(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    events: list[Event] = []
+    async with heard(events), Fleet(world, clock) as fleet:
+        worker = await fleet.leading()
+        await worker.stop()
+    assert not losses(caplog)
+    assert [event.kind for event in events] == ["acquired", "handed_over", "led"]
+
+
+async def test_a_worker_is_cut_off_once_the_store_has_not_answered_for_a_lease(
+    world: World, clock: MovableClock
+) -> None:
+    async with Fleet(world, clock) as fleet:
+        leader, other = await fleet.leading(), fleet.worker()
+        await fleet.settle()
+        other.store.break_down(refused)
+        await fleet.let_pass(12.0)
+        assert not other.election.is_cut_off()
+        await fleet.let_pass(16.0)
+        assert (other.election.is_cut_off(), leader.election.is_cut_off()) == (True, False)
+        other.store.heal()
+        await fleet.let_pass(3.0)
+        assert not other.election.is_cut_off()
+
+
+async def test_a_worker_that_never_heard_of_the_store_is_cut_off_after_a_lease(
+    world: World, clock: MovableClock
+) -> None:
+    async with Fleet(world, clock) as fleet:
+        worker = fleet.worker(start=False)
+        worker.store.break_down(refused)
+        worker.start()
+        await fleet.let_pass(14.0)
+        assert not worker.election.is_cut_off()
+        await fleet.let_pass(4.0)
+        assert worker.election.is_cut_off()
+
+
+async def test_the_record_of_a_candidate_on_a_store_of_its_process_is_up_to_date(clock: MovableClock) -> None:
+    adapter = MemoryProvider(clock=clock).leaderelection()
+    async with adapter:
+        first, second = (LeaderElection("job", backend=adapter, retry_jitter=0.0) for _ in range(2))
+        services = [asyncio.create_task(each()) for each in (first, second)]
+        await clock.advance(0.1)
+        for _ in range(40):
+            await clock.advance(0.5)
+            assert first.record is not None
+            assert second.record is not None
+            assert (first.record.renewed_at - second.record.renewed_at).total_seconds() <= 2.0
+            assert second.last_round_age() <= 2.0
+        for service in services:
+            service.cancel()
+        await asyncio.wait(services)

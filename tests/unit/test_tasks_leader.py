@@ -209,3 +209,15 @@ def test_a_task_whose_leader_is_on_another_event_loop_says_so(caplog: pytest.Log
     with Grelmicro(uses=[Coordination(MemoryProvider()), Tasks(tasks=[ahead, leader])]):
         asyncio.run(on_another_loop())
     assert "election 'job' runs on another event loop than this code" in caplog.text
+
+
+async def test_due_fires_while_nobody_can_lead_are_trouble_of_the_store(world: World, clock: MovableClock) -> None:
+    async with Crew(world, clock) as crew:
+        hand = await crew.hand(5.0, leader=True)
+        await leading(crew, hand)
+        hand.store.break_down(refused)
+        await crew.let_pass(25.5)
+        before = dict(hand.outcomes)
+        await crew.let_pass(20.0)
+        assert hand.outcomes["coordination_error"] - before.get("coordination_error", 0) == 4
+        assert hand.outcomes.get("skipped", 0) == before.get("skipped", 0)

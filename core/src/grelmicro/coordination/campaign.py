@@ -9,7 +9,7 @@ from typing import Protocol
 
 from grelmicro.clock import TimeLimit, sleep
 from grelmicro.coordination.identity import mint
-from grelmicro.coordination.outage import Outage
+from grelmicro.coordination.outage import Outage, reason_of
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LEASE_DURATION, LeaderRecord
 from grelmicro.coordination.standing import Standing, Term, Timing
@@ -60,11 +60,12 @@ class Campaign:
     async def run(self) -> None:
         """Take part until cancelled."""
         try:
-            while True:
-                if self._standing.term is None:
-                    await self._stand()
-                else:
-                    await self._lead(self._standing.term)
+            with distinguish_cancellation():
+                while True:
+                    if self._standing.term is None:
+                        await self._stand()
+                    else:
+                        await self._lead(self._standing.term)
         except asyncio.CancelledError:
             self._standing.ending = True
             raise
@@ -83,7 +84,7 @@ class Campaign:
         except Exception as error:
             # What a request of an unknown outcome took is then another's, and is never mistaken for one's own.
             self._holder = ""
-            self._outage.note(error, self._clock.now(), timing.error_interval)
+            self._failed(error, timing)
             await sleep(self._clock, _jittered(timing))
 
     async def _try(self) -> Lease:
@@ -104,7 +105,13 @@ class Campaign:
     def _heard(self, sent_at: float) -> None:
         """The store answered what was sent then."""
         self._standing.heard_at = sent_at
+        self._standing.failing = False
         self._outage.over(self._clock.now())
+
+    def _failed(self, error: Exception, timing: Timing) -> None:
+        """The store did not do what it was asked."""
+        self._standing.failing = True
+        self._outage.note(error, self._clock.now(), timing.error_interval)
 
     def _begin(self, lease: Lease, sent_at: float, timing: Timing) -> None:
         self._standing.begin(Term(lease, sent_at, timing))
@@ -114,7 +121,9 @@ class Campaign:
     async def _wait(self, waiter: Waiter, lease: Lease) -> None:
         self._standing.changed.send()  # the record may be news
         self._look_for_a_twin(lease)
-        poll = SAFETY_POLL if waiter.pushes else _jittered(self._candidate.config)
+        # To ask a store of this process costs next to nothing, and keeps the record up to date.
+        seldom = waiter.pushes and self._backend.scope != "process"
+        poll = SAFETY_POLL if seldom else _jittered(self._candidate.config)
         await waiter.wait(min(lease.remaining + 0.001, poll))
 
     def _look_for_a_twin(self, lease: Lease) -> None:
@@ -159,18 +168,19 @@ class Campaign:
                 async with TimeLimit(self._clock, min(timing.backend_timeout, self._standing.leading_for(term))):
                     lease = await self._backend.renew(term.lease, timing.lease_duration, data=self._data(timing))
         except Exception as error:
-            self._outage.note(error, self._clock.now(), timing.error_interval)
+            term.failure = reason_of(error)
+            self._failed(error, timing)
             return
         self._heard(sent_at)
         if lease is None:
-            logger.warning("lost %s, term %d: it expired or was taken over", self._key, term.lease.fence)
             term.held_until = self._clock.now()
-            self._standing.resign()
+            self._standing.resign("it expired or was taken over")
             return
         late = self._standing.leading_for(term) <= 0
         term.confirm(lease, sent_at, timing)
         if late:
-            self._standing.resign()  # it was seen to end already, and who saw that would not see it go on
+            # It was seen to end already, and whoever saw that would not see it go on.
+            self._standing.resign("the answer to its renewal came too late")
         self._standing.record = LeaderRecord.of(lease)
         emit("renewed", self._key)
 
@@ -184,6 +194,10 @@ class Campaign:
         if term is None:
             return
         self._standing.resign()
+        led = self._clock.now() - term.began_at
+        if term.loss:
+            logger.warning("lost %s, term %d: %s", self._key, term.lease.fence, term.loss)
+            emit("lost", self._key, led, term.loss)
         try:
             idle = await self._standing.wait_idle(max(term.held_until, self._clock.now() + GRACE))
             if not idle:
@@ -209,7 +223,8 @@ class Campaign:
                 async with TimeLimit(self._clock, limit):
                     if await self._backend.release(term.lease):
                         self._standing.record = replace(LeaderRecord.of(term.lease), holder="")
-                        emit("handed_over", self._key)
+                        if not term.loss:
+                            emit("handed_over", self._key)
         except Exception as error:
             logger.warning(
                 "releasing %s failed, and it ends by itself: %s", self._key, str(error) or type(error).__name__

@@ -12,14 +12,24 @@ from pydantic import model_validator
 
 from grelmicro import lifecycle
 from grelmicro.clock import sleep
-from grelmicro.config import Interval, Ratio, Reconfigurable, Seconds, WorkerConfig, build, check_config, check_name
+from grelmicro.config import (
+    SHORTEST_INTERVAL,
+    Interval,
+    Ratio,
+    Reconfigurable,
+    Seconds,
+    WorkerConfig,
+    build,
+    check_config,
+    check_name,
+)
 from grelmicro.coordination.campaign import Campaign
 from grelmicro.coordination.identity import worker_name
 from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LeaderRecord
 from grelmicro.coordination.resolve import BackendSource
-from grelmicro.coordination.standing import Standing, begin, check_work
+from grelmicro.coordination.standing import Standing, StrayCancellationError, begin, check_work
 from grelmicro.errors import LeadershipLostError, NotLeaderError, OutOfContextError, SettingsValidationError, TaskError
 from grelmicro.leases.lease import NO_DATA
 
@@ -54,6 +64,10 @@ class LeaderElectionConfig(WorkerConfig):
         self._let_defaults_yield()
         if not self.lease_duration > self.renew_deadline > self.retry_interval:
             raise ValueError("should keep lease_duration > renew_deadline > retry_interval")
+        if self.retry_interval < SHORTEST_INTERVAL:  # a default that yielded
+            raise ValueError(
+                f"lease_duration and renew_deadline should leave time for a retry_interval of {SHORTEST_INTERVAL:g} s"
+            )
         if self.backend_timeout > self.renew_deadline:
             raise ValueError("backend_timeout should be at most renew_deadline")
         return self
@@ -195,7 +209,11 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
 
     @property
     def record(self) -> LeaderRecord | None:
-        """Who leads, as the store last said; None until it said something."""
+        """Who leads, as the store last said; None until it said something.
+
+        It is as old as `last_round_age()` says. Without a change, a leader asks every `retry_interval`, and so does a
+        candidate where the store is in memory; elsewhere a candidate asks every 10 seconds.
+        """
         return self._standing.record
 
     def is_running(self) -> bool:
@@ -217,6 +235,10 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
     def last_round_age(self) -> float:
         """Seconds since the last request was sent that the store answered, whoever leads; infinite before the first."""
         return self._standing.clock.now() - self._standing.heard_at
+
+    def is_cut_off(self) -> bool:
+        """Whether the store fails and has not answered for longer than a lease: then nobody may lead."""
+        return self._standing.is_cut_off(self._config.lease_duration)
 
     def is_leader_confirmed_within(self, max_age: float) -> bool:
         """Whether it leads and the store confirmed so at most `max_age` seconds ago."""
@@ -261,13 +283,15 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         Args:
             func: a coroutine function.
             args: its arguments.
-            repeat: after a loss, run it again in the next term.
+            repeat: after a loss, run it again in the next term. When something that it awaits was cancelled, that is
+                logged, and it begins anew after the `retry_interval`.
 
         Returns:
             What it returned while leading, or None when it was cancelled by a loss.
 
         Raises:
-            TaskError: `func` is no coroutine function.
+            TaskError: `func` is no coroutine function; or something that it awaits was cancelled, and with `repeat` it
+                would begin anew.
             OutOfContextError: it takes part in the election on another event loop.
         """
         check_work("lead()", func)
@@ -275,7 +299,15 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             await self.wait_for_leader()
             if (term := self._standing.term) is None:
                 continue
-            lost, result = await self._standing.run(term, begin(func, *args))
+            try:
+                lost, result = await self._standing.run(term, begin(func, *args))
+            except StrayCancellationError:
+                if not repeat:
+                    raise
+                pause = self._config.retry_interval
+                logger.exception("the work of leader '%s' failed, and begins anew in %g s", self._name, pause)
+                await sleep(self._standing.clock, pause)
+                continue
             if not lost:
                 return result
             if not repeat:
@@ -287,7 +319,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         Raises:
             NotLeaderError: it does not lead; nothing was run.
             LeadershipLostError: the term ended meanwhile.
-            TaskError: `func` is no coroutine function.
+            TaskError: `func` is no coroutine function, or something that it awaits was cancelled.
             OutOfContextError: it takes part in the election on another event loop.
         """
         check_work("run_in_term()", func)
@@ -360,16 +392,20 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
 
     async def _serve(self) -> None:
         outage = Outage(f"election '{self._name}'", logger)
+        standing = self._standing
+        standing.began_at = standing.clock.now()
         while True:
             try:
                 backend = self._source.find()
-                self._standing.clock = backend.clock
+                if standing.clock is not backend.clock:
+                    standing.clock, standing.began_at = backend.clock, backend.clock.now()
                 with lifecycle.distinguish_cancellation():
                     async with backend:
-                        await Campaign(self, self._standing, backend, outage).run()
+                        await Campaign(self, standing, backend, outage).run()
             except Exception as error:
-                outage.note(error, self._standing.clock.now(), self._config.error_interval)
-            await sleep(self._standing.clock, self._config.retry_interval)
+                standing.failing = True
+                outage.note(error, standing.clock.now(), self._config.error_interval)
+            await sleep(standing.clock, self._config.retry_interval)
 
     def _not_leader(self) -> NotLeaderError:
         return NotLeaderError(

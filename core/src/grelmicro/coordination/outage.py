@@ -5,6 +5,13 @@ import logging
 from grelmicro.leases.unsent import why_unsent
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error of a request to the store says, for texts."""
+    error = why_unsent(error) or error
+    silent = isinstance(error, TimeoutError) and not str(error)
+    return "no answer in time: check the store" if silent else str(error) or type(error).__name__
+
+
 class Outage:
     """The trouble of one thing with its store.
 
@@ -26,10 +33,7 @@ class Outage:
         elif now - self._told_at < interval:
             return
         self._told_at = now
-        error = why_unsent(error) or error
-        silent = isinstance(error, TimeoutError) and not str(error)
-        reason = "no answer in time: check the store" if silent else str(error) or type(error).__name__
-        self._logger.warning("%s has trouble since %.1f s: %s", self._title, now - self._since, reason)
+        self._logger.warning("%s has trouble since %.1f s: %s", self._title, now - self._since, reason_of(error))
 
     def over(self, now: float) -> None:
         """Something worked at `now`."""

@@ -19,6 +19,10 @@ logger = logging.getLogger("grelmicro.leader_election")
 T = TypeVar("T")
 
 
+class StrayCancellationError(TaskError):
+    """The work of a leader was cancelled, and neither by the end of its term nor by whoever ran it."""
+
+
 async def end(work: asyncio.Future[T]) -> None:
     """Cancel `work` and wait for its end, however often the caller is cancelled: each time is passed on to it."""
     with lifecycle.shielded():
@@ -58,6 +62,17 @@ def begin(func: Callable[..., Coroutine[object, object, T]], *args: object) -> C
     return work
 
 
+def _result(body: asyncio.Task[T]) -> T:
+    """The result of work that ended by itself."""
+    try:
+        return body.result()
+    except asyncio.CancelledError as error:
+        raise StrayCancellationError(
+            "the work of a leader was cancelled by something that it awaits, while its term went on: catch the "
+            "CancelledError of that, or see who cancels it"
+        ) from error
+
+
 class Timing(Protocol):
     """The settings of an election, in seconds."""
 
@@ -75,6 +90,8 @@ class Term:
     def __init__(self, lease: Lease, sent_at: float, timing: Timing) -> None:
         self.began_at = sent_at
         self.over = False
+        self.loss = ""
+        """Why it ended before its worker gave it up."""
         self.confirm(lease, sent_at, timing)
 
     def confirm(self, lease: Lease, sent_at: float, timing: Timing) -> None:
@@ -83,6 +100,8 @@ class Term:
         self.sent_at = sent_at
         self.held_until = sent_at + timing.lease_duration * (1 - DRIFT)
         self.lead_until = min(sent_at + timing.renew_deadline, self.held_until)
+        self.failure = "this process stood still, or its event loop was blocked"
+        """What keeps it from being confirmed, should it run out."""
 
     def ask(self, sent_at: float, timing: Timing) -> None:
         """A renewal is sent. Its answer may be lost, so if it shortens the lease, that counts from now on."""
@@ -101,7 +120,9 @@ class Standing:
         self.clock: Clock = SYSTEM_CLOCK
         self.term: Term | None = None
         self.record: LeaderRecord | None = None
+        self.began_at = -math.inf  # when it began to take part
         self.heard_at = -math.inf  # when the last request was sent that the store answered
+        self.failing = False  # whether the last request failed
         self.changed = Signal()
         self._bodies: set[asyncio.Task[object]] = set()
 
@@ -117,11 +138,24 @@ class Standing:
         self.term = term
         self.changed.send()
 
-    def resign(self) -> None:
-        """Lead no more; the lease stays until the work has ended."""
-        if self.term is not None and not self.term.over:
-            self.term.over = True
-            self.changed.send()
+    def resign(self, loss: str = "") -> None:
+        """Lead no more; the lease stays until the work has ended.
+
+        Args:
+            loss: why it was lost; empty: it is given up. One that has run out by now is lost anyway.
+        """
+        term = self.term
+        if term is None or term.over:
+            return
+        if self.leading_for(term) <= 0:
+            loss = loss or f"it was not confirmed in time: {term.failure}"
+        term.loss = loss
+        term.over = True
+        self.changed.send()
+
+    def is_cut_off(self, lease_duration: float) -> bool:
+        """Whether the store fails, and has not answered for longer than a lease."""
+        return self.failing and self.clock.now() - max(self.heard_at, self.began_at) > lease_duration
 
     async def wait_over(self, term: Term) -> None:
         """Wait until `term` is over."""
@@ -129,7 +163,11 @@ class Standing:
             await self.changed.wait(self.clock, left)
 
     async def run(self, term: Term, work: Coroutine[object, object, T]) -> tuple[bool, T | None]:
-        """Run `work` until it ends or the term does: whether it was cut off by the end of the term, and its result."""
+        """Run `work` until it ends or the term does: whether it was cut off by the end of the term, and its result.
+
+        Raises:
+            StrayCancellationError: something that the work awaits was cancelled.
+        """
         loop = asyncio.get_running_loop()
         body = loop.create_task(work)
         over = loop.create_task(self.wait_over(term), context=Context())  # it is no part of the work
@@ -138,7 +176,7 @@ class Standing:
         try:
             await asyncio.wait({body, over}, return_when=asyncio.FIRST_COMPLETED)
             if body.done():
-                return False, body.result()
+                return False, _result(body)
             body.cancel("leadership was lost")
             await asyncio.wait({body})
             if not body.cancelled() and (error := body.exception()) is not None:

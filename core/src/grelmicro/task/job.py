@@ -68,8 +68,10 @@ class Job:
         Raises:
             WouldBlockError: its lock is held by another worker, or for what is left of a minimum hold.
         """
-        if self._running or (self.leader is not None and not self.leader.is_leader()):
+        if self._running:
             return FireOutcome.SKIPPED
+        if self.leader is not None and not self.leader.is_leader():
+            return FireOutcome.COORDINATION_ERROR if self.leader.is_cut_off() else FireOutcome.SKIPPED
         self._running, self.began_at = True, None
         try:
             return await self._run_if_free(lock, late)

@@ -159,7 +159,7 @@ class _LeadsElsewhere(LeaderBlock):
         try:
             async with asyncio.timeout(self._timeout):
                 lease = self._lease = await self._take()
-                self._leader._standing.resign()
+                self._leader._standing.resign("another worker leads: leads_elsewhere()")
                 await self._until_known(lease.holder)
         except TimeoutError:
             raise TimeoutError(

@@ -36,7 +36,8 @@ def lifespan(
         mine: your own lifespan. `micro` is open from before its start until after its end, and its state is kept.
         lead: work for each election, run between the start and the end of `mine` in every term of this worker. An
             election that `Tasks` run already is left to them. Work that fails is logged, and begins anew after the
-            election's `retry_interval`; work that returns is done.
+            election's `retry_interval`. Work that returns is done: this worker gives the role up and leaves the
+            election, unless `Tasks` run it. To keep the role, let it end with `await leader.wait_lose_leader()`.
         signals: hand leadership over at SIGTERM and SIGINT, not when the server has served its last request.
 
     Raises:
@@ -98,9 +99,11 @@ class _Departure:
 async def _leading(leader: LeaderElection, work: Work, departure: _Departure) -> AsyncIterator[None]:
     """Run an election and its work; in the end the work stops first, then the election resigns."""
     async with AsyncExitStack() as stack:
+        election: asyncio.Task[object] | None = None
         if not leader.is_running():
-            await stack.enter_async_context(_running(leader(stop=departure.begun), f"grelmicro-election-{leader.name}"))
-        task = await stack.enter_async_context(_running(_lead(leader, work), f"grelmicro-lead-{leader.name}"))
+            name = f"grelmicro-election-{leader.name}"
+            election = await stack.enter_async_context(_running(leader(stop=departure.begun), name))
+        task = await stack.enter_async_context(_running(_lead(leader, work, election), f"grelmicro-lead-{leader.name}"))
         departure.work.append(task)
         yield
 
@@ -115,7 +118,8 @@ async def _running(work: Coroutine[Any, Any, object], name: str) -> AsyncIterato
         await asyncio.wait({task})
 
 
-async def _lead(leader: LeaderElection, work: Work) -> None:
+async def _lead(leader: LeaderElection, work: Work, election: asyncio.Task[object] | None) -> None:
+    """Run the work in every term, until it returns; then end `election`, so that another worker can lead."""
     while True:
         try:
             await leader.lead(work, repeat=True)
@@ -125,4 +129,6 @@ async def _lead(leader: LeaderElection, work: Work) -> None:
             await asyncio.sleep(pause)
         else:
             logger.info("the work of leader '%s' is done", leader.name)
+            if election is not None:
+                election.cancel()
             return
