@@ -145,7 +145,7 @@ PRELOADED = """
 import asyncio, os, sys
 from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination, Lock, WouldBlockError
-from grelmicro.coordination.identity import mint
+from grelmicro.leases.identity import mint
 
 # Everything is built before the fork, as servers do that load the application first.
 micro = Grelmicro(uses=[Coordination.from_url(sys.argv[1])])

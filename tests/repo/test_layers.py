@@ -45,6 +45,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("grelmicro.coordination.adapters", "grelmicro.coordination.provider"),
     ("grelmicro.backends.*",),
     (
+        "grelmicro.coordination.process",
+        "grelmicro.coordination.holders",
         "grelmicro.coordination.resolve",
         "grelmicro.coordination.threads",
         "grelmicro.coordination.interruption",

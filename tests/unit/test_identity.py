@@ -8,7 +8,8 @@ from uuid import UUID
 import pytest
 
 from grelmicro.coordination import Lock, LockHandle, LockNotOwnedError, TaskLock, WouldBlockError
-from grelmicro.coordination.identity import mint, this_task, this_thread
+from grelmicro.coordination.identity import this_task, this_thread
+from grelmicro.leases.identity import mint
 from grelmicro.testing.clock import MovableClock
 from tests.helpers.worlds import World
 

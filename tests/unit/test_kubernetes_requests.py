@@ -101,6 +101,19 @@ async def test_an_answer_has_the_time_of_the_api_server(requests: Requests, api:
     assert (await reading(requests)).date is None
 
 
+@pytest.mark.parametrize(("code", "allowed"), [(200, True), (404, True), (403, False)])
+async def test_an_object_is_deleted_where_that_is_allowed(
+    requests: Requests, api: ApiServer, caplog: pytest.LogCaptureFixture, code: int, allowed: bool
+) -> None:
+    api.answers.append(status(code))
+    assert await requests.delete("a", "dropping 'process:a'") is allowed
+    assert api.seen[-1].call == ("DELETE", f"{PATH}/a")
+    assert not caplog.records, "a right that is missing is no trouble"
+    api.answers.append(status(500))
+    with pytest.raises(OutcomeUnknownError):
+        await requests.delete("a", "dropping 'process:a'")
+
+
 # What each answer means
 
 

@@ -73,9 +73,10 @@ async def test_the_worker_name_is_the_readable_part_of_the_holder(world: World, 
     async with Fleet(world, clock) as fleet:
         leader = await fleet.leading(worker=UUID(int=7))
         assert leader.election.worker == "00000000-0000-0000-0000-000000000007"
-        holder, _, own = leader.election.guard().holder.rpartition(":")
+        assert leader.election.guard().worker == leader.election.worker
+        holder, _, own = (await fleet.record()).holder.rpartition(":")
         assert holder == leader.election.worker
-        assert len(own) > 16
+        assert len(own) > 32
     names = {LeaderElection("job").worker for _ in range(50)}
     assert len(names) == 50
     assert all(len(name) == 16 and int(name, 16) >= 0 for name in names)

@@ -57,6 +57,17 @@ async def test_a_record_is_dropped_after_its_retention(store: MemoryStore, clock
     assert await names(store) == ["lock:hot"]
 
 
+async def test_a_note_is_dropped_with_its_data(store: MemoryStore, clock: MovableClock) -> None:
+    for name in ("break:lock:a", "tasklock:data"):
+        await store.acquire(name, "a", 1.0, data={"k": "v"})
+    await clock.advance(2.0)
+    for _ in range(3):
+        await take_and_end(store, clock, "lock:hot", "released")
+        await clock.advance(3000.0)
+    await take_and_end(store, clock, "lock:hot", "released")
+    assert await names(store) == ["lock:hot", "tasklock:data"]
+
+
 @pytest.mark.parametrize("way", ["released", "shortened", "expired"])
 async def test_a_record_is_kept_for_its_retention(store: MemoryStore, clock: MovableClock, way: str) -> None:
     await take_and_end(store, clock, "lock:old", way)

@@ -381,8 +381,8 @@ async def test_old_free_locks_are_dropped_and_nothing_else(postgres_url: str, mo
     async with PostgresStore(postgres_url) as store, stranger(postgres_url) as connection:
         names = [f"lock:{number:05d}" for number in range(1200)]
         kept = ["leader:main", "schedule:report", "lock:data", "lock:held", "tasklock:young"]
-        for name in [names[0], "tasklock:old", *kept]:
-            data = {"k": "1"} if name == "lock:data" else None
+        for name in [names[0], "tasklock:old", "process:killed", "break:lock:a", *kept]:
+            data = {"k": "1"} if name in ("lock:data", "process:killed", "break:lock:a") else None
             lease = await store.acquire(name, "a", 3600.0, data=data)
             if name != "lock:held":
                 await store.release(lease)

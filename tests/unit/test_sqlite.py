@@ -786,6 +786,15 @@ async def test_the_retention_can_be_set(path: Path, clock: MovableClock) -> None
         assert await names_in(path) == []
 
 
+async def test_what_a_killed_process_left_is_dropped_with_its_data(path: Path, clock: MovableClock) -> None:
+    async with SQLiteStore(path, clock=clock) as store:
+        for name in ("process:killed", "break:lock:a", "lock:data"):
+            await store.acquire(name, "a", 5.0, data={"k": "v"})
+        await clock.advance(8 * DAY)
+    async with SQLiteStore(path, clock=clock):
+        assert await names_in(path) == ["lock:data"]
+
+
 async def test_a_fence_goes_on_after_its_record_was_dropped(path: Path, clock: MovableClock) -> None:
     async with SQLiteStore(path, clock=clock) as store:
         fences = []

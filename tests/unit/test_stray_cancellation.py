@@ -87,7 +87,7 @@ async def test_a_health_check_looks_on(world: World, clock: MovableClock) -> Non
     async with coordination, HealthCheck(coordination, clock=clock) as check:
         await eventually(lambda: check._looked_at is not None, "it looked")
         store.suffer("acquire", cancelled_elsewhere)
-        await clock.advance(5)
+        await clock.advance(2)
         await eventually(lambda: check._error == "AwaitedCancelledError", "it failed once")
         await clock.advance(1)
         await eventually(lambda: not check._error, "it looked again")

@@ -7,9 +7,11 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from inspect import isclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, cast
+from uuid import UUID
 
 from grelmicro import lifecycle
 from grelmicro.background import BackgroundLoop
+from grelmicro.config import check_worker, worker_of_environment
 from grelmicro.context import Binding, bind, open_apps, unbind
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.lifecycle import Resource
@@ -31,6 +33,9 @@ class Grelmicro(Resource):
         uses: a `Coordination`, providers, `Tasks` and any other async context managers, or classes of them that need
             no argument. They open in this order, but `Tasks` open last and close first.
         environment: `development`, `test`, `staging` or `production`; None: the variable GREL_ENVIRONMENT.
+        worker: readable name of this process, with which the holders of its leases begin that have no name of their
+            own; None: the variable GREL_WORKER when the app opens, so that each process of a forking server can have
+            another one.
         signals: at SIGTERM and SIGINT, hand leadership over at once and end the task that opened the app, for programs
             without a server that handles signals. It needs `async with` in the main thread: with a plain `with`, whose
             loop has a thread of its own, it does nothing. Web integrations do their own.
@@ -39,8 +44,16 @@ class Grelmicro(Resource):
         SettingsValidationError: one of them cannot be opened, two are of one kind, or the environment is not known.
     """
 
-    def __init__(self, uses: Iterable[object] = (), *, environment: str | None = None, signals: bool = False) -> None:
+    def __init__(
+        self,
+        uses: Iterable[object] = (),
+        *,
+        environment: str | None = None,
+        worker: str | UUID | None = None,
+        signals: bool = False,
+    ) -> None:
         self.environment = _environment(environment)
+        self._worker = check_worker("Grelmicro: worker=", worker)
         self._signals = signals
         self._uses: list[AbstractAsyncContextManager[object]] = []
         self._opened = AsyncExitStack()
@@ -73,6 +86,15 @@ class Grelmicro(Resource):
                 "Grelmicro uses one Coordination: give it a backend for each slot with lock=, election= and schedule="
             )
         self._uses.append(item)
+
+    @property
+    def worker(self) -> str:
+        """The readable name of this process; `""` if it has none, and then each primitive has a random one.
+
+        Raises:
+            SettingsValidationError: GREL_WORKER cannot be one.
+        """
+        return self._worker or worker_of_environment()
 
     @property
     def uses(self) -> tuple[object, ...]:

@@ -61,6 +61,31 @@ class Config(BaseModel):
                 self.__dict__[field] = min(self.__dict__[field], limit)
 
 
+def check_worker(source: str, worker: object) -> str:
+    """`worker` as text, if it can be a worker's name; `""` for None.
+
+    Args:
+        source: where it comes from, for the error.
+        worker: what to check.
+
+    Raises:
+        SettingsValidationError: it cannot.
+    """
+    try:
+        return str(_worker(worker) or "")
+    except ValueError as error:
+        raise SettingsValidationError(f"{source} {error}: name this worker, such as 'web-1'") from None
+
+
+def worker_of_environment() -> str:
+    """The readable name of this process by the environment variable GREL_WORKER, as it is now; `""` if it has none.
+
+    Raises:
+        SettingsValidationError: it cannot be one.
+    """
+    return check_worker("GREL_WORKER", os.environ.get("GREL_WORKER") or None)
+
+
 class WorkerConfig(Config):
     """Settings of something that holds leases under a worker's name."""
 

@@ -15,6 +15,10 @@ class App(Protocol):
     """`development`, `test`, `staging` or `production`."""
 
     @property
+    def worker(self) -> str:
+        """The readable name of this process for all that it holds; `""` if it has none."""
+
+    @property
     def is_open(self) -> bool:
         """Whether it is open in this process."""
 

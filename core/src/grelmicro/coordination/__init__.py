@@ -4,6 +4,7 @@ from grelmicro.coordination.acquisition import Acquisition
 from grelmicro.coordination.component import Coordination
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.health import ElectionHealth, HealthCheck, HealthReport, StoreHealth
+from grelmicro.coordination.holders import LeaseHolder
 from grelmicro.coordination.leaderelection import LeaderElection, LeaderElectionConfig
 from grelmicro.coordination.lock import Lock, LockConfig
 from grelmicro.coordination.multihandle import MultiLockHandle, ThreadMultiLockHandle
@@ -39,6 +40,7 @@ __all__ = [
     "LeaderElectionConfig",
     "LeaderRecord",
     "LeadershipLostError",
+    "LeaseHolder",
     "Lock",
     "LockBackend",
     "LockConfig",

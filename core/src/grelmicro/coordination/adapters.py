@@ -36,6 +36,9 @@ class LeaseAdapter(Resource):
         store: where the leases are; it is opened and closed with the adapter.
     """
 
+    worker = ""
+    """The readable name of this process, if its app has one: see `Grelmicro.worker`."""
+
     def __init__(self, store: LeaseStore) -> None:
         self.move_to(store)
         self._void: dict[str, None] = {}  # holders of acquires that ended unknown, until their undo is done

@@ -8,7 +8,6 @@ from random import random
 from typing import Protocol
 
 from grelmicro.clock import TimeLimit, sleep
-from grelmicro.coordination.identity import mint
 from grelmicro.coordination.outage import Outage, reason_of
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LEASE_DURATION, LeaderRecord
@@ -17,6 +16,7 @@ from grelmicro.coordination.subscription import Subscription
 from grelmicro.coordination.wait import SAFETY_POLL
 from grelmicro.events import emit
 from grelmicro.leases import Lease, Waiter
+from grelmicro.leases.identity import mint
 from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.leader_election")
@@ -128,7 +128,7 @@ class Campaign:
 
     def _look_for_a_twin(self, lease: Lease) -> None:
         """Tell once that another instance has this one's worker name; not of one that has died, but not yet expired."""
-        if self._twin_told or lease.holder.rpartition(":")[0] != self._candidate.worker:
+        if self._twin_told or lease.worker != self._candidate.worker:
             return
         holder, until = self._namesake
         self._namesake = (lease.holder, lease.expires_at)
@@ -222,7 +222,7 @@ class Campaign:
             with distinguish_cancellation():
                 async with TimeLimit(self._clock, limit):
                     if await self._backend.release(term.lease):
-                        self._standing.record = replace(LeaderRecord.of(term.lease), holder="")
+                        self._standing.record = replace(LeaderRecord.of(term.lease), holder="", worker="")
                         if not term.loss:
                             emit("handed_over", self._key)
         except Exception as error:

@@ -7,13 +7,22 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from inspect import isclass
 from pkgutil import resolve_name
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Literal, Self, TypeVar, cast, get_args
 
-from grelmicro.config import check_namespace
+from grelmicro.config import check_name, check_namespace, worker_of_environment
 from grelmicro.context import bound
+from grelmicro.coordination.adapters import LeaseAdapter
+from grelmicro.coordination.holders import LeaseHolder, holder_of
 from grelmicro.coordination.leaderelection import LeaderElection
 from grelmicro.coordination.lock import Lock
-from grelmicro.coordination.protocols import Backend, LeaderElectionBackend, LockBackend, ScheduleBackend
+from grelmicro.coordination.process import ProcessRecord
+from grelmicro.coordination.protocols import (
+    Backend,
+    LeaderElectionBackend,
+    LeaseBackend,
+    LockBackend,
+    ScheduleBackend,
+)
 from grelmicro.coordination.provider import Provider, check
 from grelmicro.coordination.tasklock import TaskLock
 from grelmicro.errors import OutOfContextError, SettingsValidationError
@@ -41,6 +50,9 @@ SEPARATED_BY: Mapping[str, str] = {"kubernetes": "prefix"}
 """What separates applications in a scheme where `namespace` is something else."""
 
 SCOPES: tuple[Scope, ...] = ("process", "host", "cluster")
+
+LeaseKind = Literal["lock", "tasklock", "leader"]
+"""What a name is that of: a `Lock`, a `TaskLock` or a `LeaderElection`."""
 
 B = TypeVar("B", bound=Backend)
 
@@ -138,6 +150,27 @@ class Coordination(Resource):
         """A `LeaderElection` on this backend; `settings` are those of `LeaderElection`."""
         return LeaderElection(name, backend=self.election_backend, **settings)
 
+    async def holder_of(self, name: str, *, kind: LeaseKind = "lock") -> LeaseHolder | None:
+        """Who holds a lock, a task lock or a role, and in which process; None if it is free.
+
+        Args:
+            name: that of the `Lock`, the `TaskLock` or the `LeaderElection`.
+            kind: which of them: `lock`, `tasklock` or `leader`.
+
+        Raises:
+            CoordinationBackendError: the store failed.
+            OutOfContextError: it is not open.
+            SettingsValidationError: the name or the kind is none.
+        """
+        backend = self._backend_of(kind)
+        return await holder_of(backend, f"{kind}:{check_name('holder_of()', name)}")
+
+    def _backend_of(self, kind: LeaseKind) -> LeaseBackend:
+        """What keeps the leases of a kind."""
+        if kind not in get_args(LeaseKind):
+            raise SettingsValidationError(f"kind should be one of {', '.join(get_args(LeaseKind))}")
+        return self.election_backend if kind == "leader" else self.lock_backend
+
     async def check(self) -> None:
         """Take a lease at each store and give it back, while it is open; for health probes.
 
@@ -154,10 +187,25 @@ class Coordination(Resource):
     async def open(self) -> None:
         """Open every backend; when one fails, those opened before are closed again."""
         self._warn_if_alone()
+        worker = self._worker()
         async with AsyncExitStack() as stack:
             for backend in self.backends:
+                if isinstance(backend, LeaseAdapter):
+                    backend.worker = worker
                 await stack.enter_async_context(backend)
+            for store in self._stores():
+                stack.push_async_callback(ProcessRecord(store, worker).close)
             self._opened = stack.pop_all()
+
+    def _stores(self) -> list[LeaseStore]:
+        """Its stores in which other processes may look for this one."""
+        stores = {id(backend.store): backend.store for backend in self.backends if isinstance(backend, LeaseAdapter)}
+        return [store for store in stores.values() if store.scope != "process"]
+
+    def _worker(self) -> str:
+        """The readable name of this process: that of the app, if one opens this."""
+        app = bound.get()
+        return worker_of_environment() if app is None else app.worker
 
     async def close(self) -> None:
         """Close them in reverse order."""

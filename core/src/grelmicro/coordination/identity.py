@@ -1,7 +1,5 @@
-"""Who holds a lease: names that nobody else can have, and the task or thread that a lease was taken for."""
+"""The worker's name that holders begin with, and the task or thread that a lease was taken for."""
 
-import itertools
-import os
 import threading
 import weakref
 from asyncio import AbstractEventLoop, Task, current_task, get_running_loop
@@ -12,30 +10,26 @@ from uuid import UUID
 
 from grelmicro.errors import OutOfContextError
 
-_process = token_hex(8)
-_count = itertools.count()
 
+class WorkerName:
+    """The readable name with which an instance's holders begin.
 
-def mint() -> str:
-    """A name that no other process, and nothing else in this one, ever has.
-
-    It is made of 64 random bits of the process and a count, so that making one costs no system call.
+    It is the given one, else that of the app whose backend the instance uses, else 16 random hex characters.
     """
-    return f"{_process}{next(_count)}"
 
+    __slots__ = ("_given", "_own", "named_by", "text")
 
-def _start_anew() -> None:
-    global _process
-    _process = token_hex(8)
+    def __init__(self, worker: str | UUID | None) -> None:
+        self._given = worker is not None
+        self._own = token_hex(8) if worker is None else str(worker)
+        self.text = self._own
+        self.named_by = ""
+        """The app's name that `text` regards."""
 
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_anew)
-
-
-def worker_name(worker: str | UUID | None) -> str:
-    """The readable prefix of an instance's holders: as given, else 16 random hex characters."""
-    return token_hex(8) if worker is None else str(worker)
+    def use(self, backend: object) -> None:
+        """Let `backend` grant the next lease."""
+        self.named_by = getattr(backend, "worker", "")
+        self.text = self._own if self._given else self.named_by or self._own
 
 
 class Owner(Protocol):

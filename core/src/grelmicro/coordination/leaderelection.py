@@ -24,7 +24,7 @@ from grelmicro.config import (
     check_name,
 )
 from grelmicro.coordination.campaign import Campaign
-from grelmicro.coordination.identity import worker_name
+from grelmicro.coordination.identity import WorkerName
 from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LeaderRecord
@@ -167,7 +167,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         self._name = name
         self._config = config
         self._metadata = _checked(metadata)
-        self._inherited = Standing(worker_name(config.worker))
+        self._inherited = Standing(WorkerName(config.worker))
         title = f"LeaderElection {name!r}"
         self._source: BackendSource[LeaderElectionBackend] = BackendSource(
             title,
@@ -180,7 +180,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
     def _standing(self) -> Standing:
         """Where it stands in this process: a fork begins anew, since what it inherits is the parent's."""
         if self._inherited.generation is not lifecycle.generation:
-            self._inherited = Standing(worker_name(self._config.worker))
+            self._inherited = Standing(WorkerName(self._config.worker))
         return self._inherited
 
     @property
@@ -191,7 +191,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
     @property
     def worker(self) -> str:
         """The readable prefix of this instance's holder."""
-        return self._standing.worker
+        return self._standing.worker.text
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -399,6 +399,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
                 backend = self._source.find()
                 if standing.clock is not backend.clock:
                     standing.clock, standing.began_at = backend.clock, backend.clock.now()
+                standing.worker.use(backend)
                 with lifecycle.distinguish_cancellation():
                     async with backend:
                         await Campaign(self, standing, backend, outage).run()

@@ -8,7 +8,7 @@ from uuid import UUID
 from grelmicro.config import Interval, Ratio, build, check_config, check_name, check_seconds
 from grelmicro.coordination.acquisition import Acquisition
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
-from grelmicro.coordination.identity import Owner, calling_task, mint, this_task, this_thread
+from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
 from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
 from grelmicro.coordination.protocols import LockBackend
@@ -17,6 +17,7 @@ from grelmicro.coordination.wait import Wait
 from grelmicro.errors import CoordinationError, LockTimeoutError
 from grelmicro.events import emit, listeners
 from grelmicro.leases import Lease, Waiter
+from grelmicro.leases.identity import mint
 from grelmicro.lifecycle import running_loop
 
 
@@ -161,6 +162,8 @@ class Lock(LeasePrimitive[LockConfig]):
             # Such a store answers at once, so nobody can come in between: a line would be for nothing.
             if self._held:
                 self._refuse_reentry(owner)
+            if getattr(backend, "worker", "") is not self._worker.named_by:
+                self._name_worker(backend)
             handle = self._ask_now(backend, instant, owner, self._task_stem + mint())
             if handle is not None:
                 return handle if caller is owner else self._hand_over(handle, caller)
@@ -171,7 +174,8 @@ class Lock(LeasePrimitive[LockConfig]):
     async def _take_once(self, caller: "Task[Any] | None") -> LockHandle:
         owner = this_task()
         self._refuse_reentry(owner)
-        handle = await self._ask_once(self._source.find(), owner, self._token("task"))
+        backend = self._source.find()
+        handle = await self._ask_once(backend, owner, self._token(backend, "task"))
         return self._hand_over(handle, caller)
 
     _take_once.__qualname__ = "Lock.acquire_nowait"
@@ -195,7 +199,7 @@ class Lock(LeasePrimitive[LockConfig]):
         """`acquire` for any owner; `context` says in the token whether that is a task or a thread."""
         self._refuse_reentry(owner)
         if timeout == 0:
-            return await self._ask_once(backend, owner, self._token(context), LockTimeoutError)
+            return await self._ask_once(backend, owner, self._token(backend, context), LockTimeoutError)
         started_at = backend.clock.now()
         wait = _LockWait(self, backend, owner, context)
         try:
@@ -206,10 +210,6 @@ class Lock(LeasePrimitive[LockConfig]):
         if listeners and wait.waited:
             emit("waited", self._key, backend.clock.now() - started_at)
         return handle
-
-    def _token(self, context: str) -> str:
-        """A new holder; `context` says whether that is a task or a thread."""
-        return f"{self._worker}:{context}:{mint()}"
 
     async def _is_held_by(self, owner: Owner, backend: LockBackend) -> bool:
         handle = self._held.get(owner)
@@ -228,7 +228,7 @@ class _LockWait(Wait[LockHandle]):
         self._locks = backend
         self._owner = owner
         self._context = context
-        self._token = lock._token(context)
+        self._token = lock._token(backend, context)
 
     @property
     def name(self) -> str:
@@ -241,7 +241,7 @@ class _LockWait(Wait[LockHandle]):
 
     def offer(self, waiter: Waiter) -> Offer:
         """See `Wait.offer`; under a token of its own, since an attempt that fails makes that void."""
-        return Offer(self._lock._token(self._context), self._lock._duration(), waiter)
+        return Offer(self._lock._token(self._locks, self._context), self._lock._duration(), waiter)
 
     def accept(self, offer: Offer, lease: Lease) -> LockHandle | None:
         """See `Wait.accept`."""
@@ -276,7 +276,7 @@ class ThreadLock(ThreadPrimitive[Lock]):
         backend, owner = self._backend(), this_thread()
         self._lock._refuse_reentry(owner)
         loop = backend.get_loop()
-        work = self._lock._ask_once(backend, owner, self._lock._token("thread"))
+        work = self._lock._ask_once(backend, owner, self._lock._token(backend, "thread"))
         return call(loop, work, undo=LockHandle.give_back).from_thread
 
     def extend(self) -> ThreadLockHandle:

@@ -11,7 +11,7 @@ from grelmicro.clock import DRIFT, sleep
 from grelmicro.config import Reconfigurable, Seconds, WorkerConfig, check_name
 from grelmicro.coordination.blocks import Blocks
 from grelmicro.coordination.handle import Holdings, LockHandle, ThreadLockHandle
-from grelmicro.coordination.identity import Owner, this_task, this_thread, worker_name
+from grelmicro.coordination.identity import Owner, WorkerName, this_task, this_thread
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.resolve import BackendSource
 from grelmicro.coordination.threads import EnteredByThreads, call
@@ -25,6 +25,7 @@ from grelmicro.errors import (
 )
 from grelmicro.events import emit, listeners
 from grelmicro.leases import InstantLeases, Lease
+from grelmicro.leases.identity import mint
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -64,8 +65,8 @@ class LeasePrimitive(Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Gene
         self._name = check_name(type(self).__name__, name)
         self._key = f"{self.kind}:{name}"
         self._config = config
-        self._worker = worker_name(config.worker)
-        self._task_stem = f"{self._worker}:task:"
+        self._worker = WorkerName(config.worker)
+        self._task_stem = f"{self._worker.text}:task:"
         self._source: BackendSource[LockBackend] = BackendSource(title, "lock_backend", LockBackend, backend)
         self._held = Holdings()
         self._holdings = weakref.ref(self._held)
@@ -80,7 +81,7 @@ class LeasePrimitive(Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Gene
     @property
     def worker(self) -> str:
         """The readable prefix of its holders."""
-        return self._worker
+        return self._worker.text
 
     @property
     def backend(self) -> LockBackend:
@@ -95,6 +96,19 @@ class LeasePrimitive(Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Gene
     def given_backend(self) -> LockBackend | None:
         """The backend that it was built with, if any."""
         return self._source.given
+
+    def _name_worker(self, backend: LockBackend) -> None:
+        """Let the holders of leases of `backend` have the name that its app gives."""
+        self._worker.use(backend)
+        self._task_stem = f"{self._worker.text}:task:"
+
+    def _token(self, backend: LockBackend, context: str) -> str:
+        """A new holder; `context` says whether that is a task or a thread.
+
+        None is used twice, so none can be used to act for another.
+        """
+        self._name_worker(backend)
+        return f"{self._worker.text}:{context}:{mint()}"
 
     async def locked(self) -> bool:
         """Whether anybody holds it.

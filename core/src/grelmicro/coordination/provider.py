@@ -3,9 +3,9 @@
 from contextlib import AsyncExitStack
 
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter, ScheduleAdapter
-from grelmicro.coordination.identity import mint
 from grelmicro.coordination.protocols import LeaseBackend
 from grelmicro.leases import LeaseStore
+from grelmicro.leases.identity import mint
 from grelmicro.lifecycle import Resource
 
 CHECK_LEASE = 5.0

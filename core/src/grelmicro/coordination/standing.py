@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 
 from grelmicro import lifecycle
 from grelmicro.clock import DRIFT, SYSTEM_CLOCK, Clock, Signal
+from grelmicro.coordination.identity import WorkerName
 from grelmicro.coordination.records import LeaderRecord
 from grelmicro.errors import TaskError
 from grelmicro.leases import Lease
@@ -112,7 +113,7 @@ class Term:
 class Standing:
     """Where an instance stands: its term if it leads, the record it saw last, and the work that runs in the term."""
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, worker: WorkerName) -> None:
         self.generation = lifecycle.generation
         self.worker = worker
         self.service: asyncio.Task[None] | None = None

@@ -11,7 +11,7 @@ from pydantic import model_validator
 
 from grelmicro.config import Seconds, build, check_config, check_name
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
-from grelmicro.coordination.identity import Owner, calling_task, mint, this_task, this_thread
+from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.taskruns import TaskRun
@@ -179,9 +179,7 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
 
     async def _acquire(self, backend: LockBackend, owner: Owner, context: str) -> LockHandle:
         self._refuse_reentry(owner)
-        # The last part differs from handle to handle, so that none can be used to act for another.
-        token = f"{self._worker}:{context}:{mint()}"
-        return await self._ask_once(backend, owner, token)
+        return await self._ask_once(backend, owner, self._token(backend, context))
 
     async def _ask(
         self, backend: LockBackend, owner: Owner, token: str, waiting: bool = False

@@ -1,6 +1,7 @@
 """Leases: rights that end by themselves, and the stores that keep them."""
 
 from grelmicro.leases.lease import (
+    DroppingLeases,
     InstantLeases,
     Lease,
     LeaseStore,
@@ -13,6 +14,7 @@ from grelmicro.leases.lease import (
 )
 
 __all__ = [
+    "DroppingLeases",
     "InstantLeases",
     "Lease",
     "LeaseStore",

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 from grelmicro.clock import SYSTEM_CLOCK, Clock, Signal, expect
 from grelmicro.config import check_namespace
 from grelmicro.errors import OutcomeUnknownError
+from grelmicro.leases.identity import process_of, worker_of
 from grelmicro.lifecycle import Resource
 
 NO_DATA: Mapping[str, str] = MappingProxyType({})
@@ -40,6 +41,16 @@ class Lease:
     data: Mapping[str, str] = field(default_factory=lambda: NO_DATA)
     waited: bool = False
     """Another process waits for it (as far as the store knows)."""
+
+    @property
+    def worker(self) -> str:
+        """The readable name of the worker who has it; `""` when it is free. It proves nothing, so it can be shown."""
+        return worker_of(self.name, self.holder)
+
+    @property
+    def process(self) -> str:
+        """The public id of the process which has it, `process:{id}` is that process's record; `""` if not known."""
+        return process_of(self.holder)
 
     @property
     def live(self) -> bool:
@@ -248,6 +259,14 @@ class RaisingLeases(Protocol):
 
         Errors mean what those of `renew` mean.
         """
+
+
+@runtime_checkable
+class DroppingLeases(Protocol):
+    """What a store offers besides that keeps free records for good: it can drop one when told to."""
+
+    async def drop(self, name: str) -> bool:
+        """Drop the record, whatever it says, if there is one; False where the store does not allow that."""
 
 
 @asynccontextmanager

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from secrets import token_hex
 from typing import Protocol
 
 from grelmicro.clock import Clock, sleep
 from grelmicro.errors import CoordinationBackendError, OutcomeUnknownError
+from grelmicro.leases.identity import mint
 from grelmicro.leases.lease import Lease, Waiter
 
 EDIT_LEASE = 5.0
@@ -45,7 +45,7 @@ async def edit(records: Records, name: str, change: Change) -> bool:
         CoordinationBackendError: the store failed, or gave no answer by which the outcome could be told.
     """
     while True:
-        editor = f"edit:{token_hex(8)}"
+        editor = f"edit:{mint()}"
         lease = await _take(records, name, editor)
         try:
             data = change(lease.data)

@@ -5,10 +5,14 @@ from grelmicro.leases.lease import Lease
 RETENTION = 7 * 24 * 3600.0
 """Seconds for which the record of a free lock without data is kept: names made per request must not grow a store."""
 
-DROPPED_KINDS = ("lock:", "tasklock:")
+NOTES = ("process:", "break:")
+"""The kinds whose data counts no more once they are free: it told of a process, or of a lease that was broken."""
+
+DROPPED_KINDS = ("lock:", "tasklock:", *NOTES)
 """The kinds whose free records are dropped. Leaders and schedules are kept for good."""
 
 
 def droppable(record: Lease) -> bool:
     """Whether the record may be dropped once it has been free for the retention."""
-    return not record.holder and not record.data and record.name.startswith(DROPPED_KINDS)
+    kept = record.holder or not record.name.startswith(DROPPED_KINDS)
+    return not kept and (not record.data or record.name.startswith(NOTES))

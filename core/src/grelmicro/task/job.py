@@ -6,7 +6,6 @@ from functools import partial
 
 from grelmicro.clock import SYSTEM_CLOCK, Clock, TimeLimit
 from grelmicro.coordination import LeaderElection, LockHandle, TaskLock
-from grelmicro.coordination.identity import mint
 from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.taskruns import FireOutcome, TaskRun
 from grelmicro.errors import (
@@ -17,6 +16,7 @@ from grelmicro.errors import (
     TaskError,
     WouldBlockError,
 )
+from grelmicro.leases.identity import mint
 from grelmicro.lifecycle import distinguish_cancellation
 from grelmicro.task import body
 from grelmicro.task.body import Function

@@ -10,11 +10,11 @@ from grelmicro import Grelmicro
 from grelmicro.clock import SYSTEM_CLOCK
 from grelmicro.context import bind
 from grelmicro.coordination import LeaderElection, LeaderRecord
-from grelmicro.coordination.identity import mint
 from grelmicro.coordination.records import LEASE_DURATION
 from grelmicro.coordination.threads import call
 from grelmicro.errors import NotLeaderError
 from grelmicro.leases import Lease
+from grelmicro.leases.identity import mint
 from grelmicro.lifecycle import outlast
 from grelmicro.testing.aids import check_entered
 
@@ -160,7 +160,7 @@ class _LeadsElsewhere(LeaderBlock):
             async with asyncio.timeout(self._timeout):
                 lease = self._lease = await self._take()
                 self._leader._standing.resign("another worker leads: leads_elsewhere()")
-                await self._until_known(lease.holder)
+                await self._until_known(lease.fence)
         except TimeoutError:
             raise TimeoutError(
                 f"leads_elsewhere(): the election '{self._leader.name}' did not notice the other leader within "
@@ -177,9 +177,9 @@ class _LeadsElsewhere(LeaderBlock):
             await backend.release(Lease(self._key, lease.holder, lease.fence))
         return lease
 
-    async def _until_known(self, holder: str) -> None:
+    async def _until_known(self, fence: int) -> None:
         leader = self._leader
-        while leader.is_running() and (leader.record is None or leader.record.holder != holder):
+        while leader.is_running() and (leader.record is None or leader.record.fence < fence):
             await leader._standing.changed.wait(SYSTEM_CLOCK)
 
     async def _end(self) -> None:

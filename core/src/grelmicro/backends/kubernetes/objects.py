@@ -61,6 +61,15 @@ class Objects:
             return self.seen.see(name, record_of(answer.body))
         return None
 
+    async def delete(self, name: str, what: str) -> bool:
+        """Delete an object, if it exists; False: that is not allowed.
+
+        Raises:
+            BackendUnavailableError: it was not done.
+            OutcomeUnknownError: it may have been done.
+        """
+        return await self._requests.delete(name, what)
+
     async def look_at_all(self, selector: str, what: str) -> list[tuple[str, Sight]]:
         """The names of all objects with the labels, with what was seen of them.
 

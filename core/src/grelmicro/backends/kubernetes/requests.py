@@ -124,6 +124,21 @@ class Requests:
         """
         return await self._ask("update", Call("PUT", self._path(name), what, _kind(urgent), _content(body)))
 
+    async def delete(self, name: str, what: str) -> bool:
+        """DELETE the object of a name, if there is one; False: the user may not.
+
+        Raises:
+            BackendUnavailableError: nothing was done.
+            OutcomeUnknownError: it may have been done.
+        """
+        call = Call("DELETE", self._path(name), what, "ordinary")
+        reply = await self._get_exchange().ask(call)
+        if reply.status < 300 or reply.status == 404:
+            return True
+        if reply.status == 403:  # a right that few need, so that nothing is said of it
+            return False
+        raise self._failure("delete", reply.status, _object(reply.content), call)
+
     async def list(self, selector: str, what: str, *, limit: int, token: str = "") -> Answer:
         """LIST a page of objects.
 

@@ -173,6 +173,10 @@ class KubernetesStore(LeaseStore):
         """See `RaisingLeases.raise_fence`."""
         return await self._get_open().table.raise_fence(lease, least)
 
+    async def drop(self, name: str) -> bool:
+        """See `DroppingLeases.drop`."""
+        return await self._get_open().table.drop(name)
+
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
         return await self._get_open().table.read(name)

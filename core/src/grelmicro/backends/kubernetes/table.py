@@ -173,6 +173,10 @@ class Table:
         changed[1].own = True
         return self._lease(changed[1], lease.name)
 
+    async def drop(self, name: str) -> bool:
+        """See `DroppingLeases.drop`."""
+        return await self._objects.delete(self._key(name), f"dropping {name!r}")
+
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
         what = f"reading {name!r}"

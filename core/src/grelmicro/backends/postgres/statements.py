@@ -8,7 +8,7 @@ carry their zone. The parameters `$1` and `$2` are always namespace and name.
 from hashlib import blake2b
 
 from grelmicro.leases.marks import MARK, MARK_AGAIN, SEVERAL
-from grelmicro.leases.retention import DROPPED_KINDS
+from grelmicro.leases.retention import DROPPED_KINDS, NOTES
 
 TABLE = "grelmicro_leases"
 
@@ -308,7 +308,10 @@ class Statements:
 
         Their fences never come again: a new record begins with the time in microseconds, which is above all of them.
         """
-        kinds = " OR ".join(f"pg_catalog.starts_with(l.name, '{kind}')" for kind in DROPPED_KINDS)
+        unused = " AND l.data = ''"
+        kinds = " OR ".join(
+            f"pg_catalog.starts_with(l.name, '{kind}'){'' if kind in NOTES else unused}" for kind in DROPPED_KINDS
+        )
         return f"""
             WITH page AS MATERIALIZED (
                 SELECT l.name FROM {self.table} AS l WHERE l.namespace = $1 AND l.name > $2
@@ -316,7 +319,7 @@ class Statements:
             ),
             old AS MATERIALIZED (
                 SELECT l.name FROM {self.table} AS l JOIN page ON l.name = page.name
-                WHERE l.namespace = $1 AND ({kinds}) AND l.data = '' AND l.renewed_at < {NOW} - {_seconds("$3")}
+                WHERE l.namespace = $1 AND ({kinds}) AND l.renewed_at < {NOW} - {_seconds("$3")}
                     AND (l.holder = '' OR l.expires_at < {NOW})
                 ORDER BY l.name FOR UPDATE OF l SKIP LOCKED
             ),

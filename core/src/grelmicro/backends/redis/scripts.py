@@ -198,9 +198,13 @@ raise_fence = Script(
 """Arguments: holder, me, fence, and the least fence it shall have."""
 
 vacate = Script(
-    _READ_OWNED, "if owner == '' or live then return 0 end\nlocal retention, new_data = ARGV[3]\n", VACATE, "return 1\n"
+    _READ_OWNED,
+    "if owner == '' or live then return 0 end\nlocal retention, new_data = ARGV[3], ARGV[4]\n",
+    VACATE,
+    "return 1\n",
 )
-"""Sets a record free that expired. Arguments: nothing, nothing, milliseconds to keep the record."""
+"""Sets a record free that expired. Arguments: nothing, nothing, milliseconds to keep the record, and the new data if
+there is some."""
 
 read = Script(READ_RECORD, "if not fence then return false end\nreturn answer(0)\n")
 """Arguments: nothing, and me."""

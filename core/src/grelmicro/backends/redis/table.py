@@ -17,7 +17,7 @@ from grelmicro.clock import Clock
 from grelmicro.config import check_seconds
 from grelmicro.errors import BackendUnavailableError
 from grelmicro.leases.lease import NO_DATA, Lease
-from grelmicro.leases.retention import DROPPED_KINDS
+from grelmicro.leases.retention import DROPPED_KINDS, NOTES
 
 PAGE = 1000
 """How many keys the server looks at for one step of a search."""
@@ -181,8 +181,12 @@ class Table:
 
     async def _vacate(self, names: Sequence[str]) -> None:
         """Set free those of the records that expired."""
-        calls: list[tuple[str, Arguments]] = [(name, (b"", b"", self._kept(name))) for name in names]
+        calls = [(name, self._vacation(name)) for name in names]
         await self._run_many(scripts.vacate, calls, "vacating expired leases")
+
+    def _vacation(self, name: str) -> Arguments:
+        """What `vacate` needs to set a record free: what a note tells counts no more then."""
+        return (b"", b"", self._kept(name), *_encoded({} if name.startswith(NOTES) else None))
 
     def _renewal(self, lease: Lease, ttl: float, data: Mapping[str, str] | None) -> Arguments:
         return (lease.holder, self._me, lease.fence, _micros(ttl), *_encoded(data))

@@ -1,0 +1,77 @@
+"""Who holds a lease, as a person wants to know it: the worker, and the process behind it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from grelmicro.coordination.process import process_name
+from grelmicro.coordination.protocols import LeaseBackend
+from grelmicro.leases import Lease
+from grelmicro.leases.identity import describe_process, process_id
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHolder:
+    """Who holds a lock, a task lock or a role now. It holds no secret, so it can be shown and logged."""
+
+    worker: str
+    """The readable name of the worker; `""` if it cannot be told."""
+    process: str
+    """The id of the process: all leases that it holds have the same one. `""` if it cannot be told."""
+    fence: int
+    """The fencing token of this holder."""
+    since: datetime
+    """When it was acquired, by the store's clock."""
+    renewed_at: datetime
+    """When it was last renewed, by the store's clock."""
+    until: datetime
+    """When it ends unless it is renewed, by this host's clock."""
+    host: str | None = None
+    """The name of the process's host, or of its pod; None if the process is not known to the store, as below."""
+    pid: int | None = None
+    """The process's number on its host."""
+    application: str | None = None
+    """The program that the process runs."""
+    started_at: datetime | None = None
+    """When the process began, by its host's clock."""
+    seen_at: datetime | None = None
+    """When the process was last heard of, by the store's clock; a process that runs is heard of every five minutes."""
+
+
+async def holder_of(backend: LeaseBackend, name: str) -> LeaseHolder | None:
+    """Who holds the lease of a stored name; None if it is free.
+
+    Raises:
+        CoordinationBackendError: the store failed.
+    """
+    lease = await backend.read(name)
+    if lease is None or not lease.live:
+        return None
+    facts: Mapping[str, str] = {}
+    seen_at: float | None = None
+    if lease.process == process_id():
+        facts, seen_at = describe_process(), backend.clock.wall()
+    elif lease.process and (record := await backend.read(process_name(lease.process))) is not None:
+        facts, seen_at = record.data, record.renewed_at
+    return _described(lease, facts, seen_at, backend.clock.wall())
+
+
+def _described(lease: Lease, facts: Mapping[str, str], seen_at: float | None, now: float) -> LeaseHolder:
+    pid, started = facts.get("pid"), facts.get("started")
+    return LeaseHolder(
+        worker=lease.worker,
+        process=lease.process,
+        fence=lease.fence,
+        since=_time(lease.acquired_at),
+        renewed_at=_time(lease.renewed_at),
+        until=_time(now) + timedelta(seconds=lease.remaining),
+        host=facts.get("host"),
+        pid=None if pid is None else int(pid),
+        application=facts.get("application"),
+        started_at=None if started is None else _time(float(started)),
+        seen_at=None if seen_at is None else _time(seen_at),
+    )
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
