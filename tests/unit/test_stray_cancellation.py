@@ -86,6 +86,7 @@ async def test_a_health_check_looks_on(world: World, clock: MovableClock) -> Non
     coordination = Coordination(store)
     async with coordination, HealthCheck(coordination, clock=clock) as check:
         await eventually(lambda: check._looked_at is not None, "it looked")
+        await clock.advance(3)  # until this process is published
         store.suffer("acquire", cancelled_elsewhere)
         await clock.advance(2)
         await eventually(lambda: check._error == "AwaitedCancelledError", "it failed once")
