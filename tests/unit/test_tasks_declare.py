@@ -1,7 +1,9 @@
 """What can be declared as a task, under which name, and with which lock."""
 
 import asyncio
+import gc
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -9,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from grelmicro.coordination import LeaderElection, Lock, TaskLock, TaskLockConfig
+from grelmicro import Grelmicro
+from grelmicro.coordination import Coordination, LeaderElection, Lock, TaskLock, TaskLockConfig
 from grelmicro.coordination.memory import MemoryLockAdapter
 from grelmicro.errors import SettingsValidationError, TaskError
-from grelmicro.task import IntervalTask, TaskRouter, Tasks
+from grelmicro.providers.memory import MemoryProvider
+from grelmicro.task import IntervalTask, TaskRouter, Tasks, errors
+from grelmicro.testing import MovableClock
 
 INTERVAL = "should be a number of seconds, 0.001 or more and at most ten years: give it as int or float, such as 5"
 
@@ -47,7 +52,6 @@ def lock_of(router: TaskRouter) -> TaskLock:
         float("inf"),
         True,
         "5",
-        None,
         timedelta(0),
         1e12,
     ],
@@ -70,6 +74,58 @@ def test_an_interval_is_kept_in_seconds(given: float | timedelta, seconds: float
     (task,) = of(router)
     assert (task.seconds, task.function, task.name) == (seconds, tick, f"{__name__}:tick")
     assert task.next_fire_time is None
+
+
+@pytest.mark.parametrize(
+    ("misuse", "text"),
+    [
+        (lambda router: router.every(tick), "@tasks.every needs an interval: write @tasks.every(seconds=60)"),
+        (lambda router: router.every(60), "every() takes its arguments by name: write every(seconds=60)"),
+        (lambda router: router.every(), "every() needs an interval: give seconds=, such as every(seconds=60)"),
+        (lambda router: router.every(seconds=None), "every() needs an interval: give seconds=, such as"),
+        (
+            lambda router: router.every(minutes=1),
+            "every() has no minutes=: give seconds=, as a number or as timedelta(minutes=...)",
+        ),
+        (lambda router: router.every(hours=1, lock=TaskLock()), "every() has no hours=: give seconds=, as a number or"),
+        (lambda router: router.every(second=1), "every() has no second=: did you mean seconds=?"),
+        (lambda router: router.every(seconds=1, locks=None), "every() has no locks=: did you mean lock=?"),
+        (lambda router: router.every(seconds=1, x=1), "every() has no x=: it has seconds=, name=, lock=, leader="),
+    ],
+)
+def test_what_is_written_otherwise_is_refused_with_the_right_way(misuse: Callable[[Any], object], text: str) -> None:
+    with pytest.raises(SettingsValidationError, match=f"^{re.escape(text)}"):
+        misuse(TaskRouter())
+
+
+@pytest.mark.parametrize("builtin", [print, dict, int, time.time, gc.collect, breakpoint])
+def test_a_builtin_is_a_function_too(builtin: Callable[[], object]) -> None:
+    """Also one whose signature is not known."""
+    router = TaskRouter()
+    router.every(seconds=1)(builtin)
+    (task,) = of(router)
+    assert task.function is builtin
+
+
+TEN_YEARS = 10 * 366 * 24 * 3600
+
+
+@pytest.mark.parametrize("lock", [None, TaskLock(), TaskLock(auto_renew=True)], ids=["alone", "lock", "renewed"])
+async def test_ten_years_are_an_interval(clock: MovableClock, nothing_left: None, lock: TaskLock | None) -> None:
+    for seconds in (TEN_YEARS, timedelta(seconds=TEN_YEARS)):
+        ran: list[float] = []
+        tasks = Tasks(clock=clock)
+        tasks.every(seconds=seconds, name="job", lock=lock)(lambda ran=ran: ran.append(clock.now()))
+        async with Grelmicro(uses=[Coordination(MemoryProvider(clock=clock)), tasks]):
+            begun = clock.now()
+            await clock.advance(TEN_YEARS)
+            assert ran == [begun, begun + TEN_YEARS]
+            (task,) = of(tasks)
+            assert task.next_fire_time is not None
+
+
+def test_the_errors_of_tasks_have_a_door() -> None:
+    assert errors.TaskError is TaskError
 
 
 class Callable_:

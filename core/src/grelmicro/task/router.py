@@ -1,9 +1,10 @@
 """`TaskRouter`: declare tasks where they are written, and include them in the `Tasks` that run them."""
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
-from typing import TypeVar
+from difflib import get_close_matches
+from typing import TypeVar, overload
 
 from grelmicro.config import check_name
 from grelmicro.coordination import LeaderElection, TaskLock
@@ -12,6 +13,12 @@ from grelmicro.task.interval import IntervalTask, check_interval
 from grelmicro.task.task import Task, check_task
 
 F = TypeVar("F", bound=Callable[[], object])
+
+SETTINGS = ("seconds", "name", "lock", "leader")
+"""What `every` takes."""
+
+UNITS = ("microseconds", "milliseconds", "minutes", "hours", "days", "weeks")
+"""What a timedelta takes beside seconds."""
 
 
 class TaskRouter:
@@ -65,13 +72,34 @@ class TaskRouter:
             self.add_task(task)
         router._included = True
 
+    @overload
     def every(
         self,
         *,
-        seconds: float | timedelta,
+        seconds: float,
         name: str | None = None,
         lock: TaskLock | None = None,
         leader: LeaderElection | None = None,
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def every(
+        self,
+        *,
+        seconds: timedelta,
+        name: str | None = None,
+        lock: TaskLock | None = None,
+        leader: LeaderElection | None = None,
+    ) -> Callable[[F], F]: ...
+
+    def every(
+        self,
+        *misplaced: object,
+        seconds: object = None,
+        name: str | None = None,
+        lock: TaskLock | None = None,
+        leader: LeaderElection | None = None,
+        **unknown: object,
     ) -> Callable[[F], F]:
         """Run the decorated function every `seconds`; a plain function runs in a thread.
 
@@ -84,8 +112,11 @@ class TaskRouter:
 
         Raises:
             TaskError: the function needs arguments or has no name of its own, or the name is taken.
-            SettingsValidationError: the interval or the lock's durations break a rule, or `lock` or `leader` is none.
+            SettingsValidationError: the interval or the lock's durations break a rule, `lock` or `leader` is none, or
+                the interval is not given as `seconds=`.
         """
+        if misplaced or unknown or seconds is None:
+            raise SettingsValidationError(_misuse(misplaced, unknown))
         for given, kind in ((lock, TaskLock), (leader, LeaderElection)):
             if given is not None and not isinstance(given, kind):
                 raise SettingsValidationError(
@@ -106,6 +137,22 @@ class TaskRouter:
         return declare
 
 
+def _misuse(misplaced: tuple[object, ...], unknown: Mapping[str, object]) -> str:
+    """What is wrong with the arguments of `every`, and how to write it."""
+    if misplaced and callable(misplaced[0]):
+        return "@tasks.every needs an interval: write @tasks.every(seconds=60)"
+    if misplaced:
+        return "every() takes its arguments by name: write every(seconds=60)"
+    for unit in unknown:
+        if unit in UNITS:
+            return f"every() has no {unit}=: give seconds=, as a number or as timedelta({unit}=...)"
+    if unknown:
+        near = get_close_matches(next(iter(unknown)), SETTINGS, 1)
+        hint = f"did you mean {near[0]}=?" if near else f"it has {', '.join(f'{each}=' for each in SETTINGS)}"
+        return f"every() has no {next(iter(unknown))}=: {hint}"
+    return "every() needs an interval: give seconds=, such as every(seconds=60)"
+
+
 def _name_of(function: Callable[[], object]) -> str:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name or "<lambda>" in name:
@@ -116,9 +163,13 @@ def _name_of(function: Callable[[], object]) -> str:
 def _check_signature(name: str, function: Callable[[], object]) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TaskError(f"task {name} is a generator, of which nothing runs when it is called: write it without yield")
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # of some builtins nothing is known
+        return
     needed = [
         parameter.name
-        for parameter in inspect.signature(function).parameters.values()
+        for parameter in parameters
         if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
