@@ -19,6 +19,7 @@ from grelmicro.backends.memory import MemoryStore
 from grelmicro.coordination import Coordination, LeaderElection
 from grelmicro.errors import BackendUnavailableError, OutOfContextError, SettingsValidationError
 from grelmicro.task import Tasks
+from grelmicro.testing import MovableClock
 from grelmicro_starlette import install, lifespan, readiness
 from tests.helpers.stores import Apply, Fault, TroubledStore, refused, request_lost, silence
 from tests.integrations.asgi import client_of
@@ -110,6 +111,21 @@ async def test_an_election_that_nobody_started_is_not_ready() -> None:
         "detail": "election 'feed': stopped",
     }
     assert document["elections"] == {"feed": {"status": "stopped", "leads": False, "age": None}}
+
+
+async def test_an_overdue_task_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grelmicro.testing.clock.WORK_LIMIT", 0.05)
+    clock = MovableClock()
+    tasks = Tasks(clock=clock, shutdown_timeout=0.0)
+    it = Probed(leaders=[], tasks=tasks)
+    tasks.every(seconds=20, name="job")(asyncio.Event().wait)
+    async with client_of(it.app) as client, tasks:
+        await answers(client, is_ready)
+        await clock.advance(65.0)
+        answer = await ask(client)
+    assert answer.status_code == 503
+    assert answer.json()["detail"] == "task 'job': overdue for 45 s"
+    assert answer.json()["overdue"] == {"job": 45.0}
 
 
 async def test_a_worker_whose_leadership_was_handed_over_is_not_ready() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination, LeaderElection, Lock, TaskLock
-from grelmicro.errors import SettingsValidationError, TaskError
+from grelmicro.errors import OutOfContextError, SettingsValidationError, TaskError
 from grelmicro.providers.memory import MemoryProvider
-from grelmicro.task import IntervalTask, Tasks
+from grelmicro.task import IntervalTask, Tasks, TasksConfig
 from grelmicro.task import tasks as module
 from grelmicro.testing import MovableClock
 from tests.helpers.crews import Crew
@@ -331,3 +331,69 @@ async def test_a_close_that_is_cancelled_cancels_what_runs(nothing_left: None) -
         assert closing.cancelled()
         assert log == ["begins", "ends"]
         assert not leader.is_running()
+
+
+async def test_they_start_when_they_are_told_to(nothing_left: None) -> None:
+    ran: list[str] = []
+    tasks = Tasks(auto_start=False)
+    async with Grelmicro(uses=[Coordination(MemoryProvider()), tasks]):
+        tasks.every(seconds=60, name="job", lock=TaskLock())(lambda: ran.append("job"))  # also after the opening
+        await asyncio.sleep(0.01)
+        assert (ran, tasks.started()) == ([], False)
+        await tasks.start()
+        assert tasks.started()
+        await eventually(lambda: ran, "it ran")
+        with pytest.raises(TaskError, match="^the tasks run already: start"):
+            await tasks.start()
+        with pytest.raises(TaskError, match="came after the start"):
+            tasks.every(seconds=60, name="late")(lambda: None)
+    assert not tasks.started()
+    with pytest.raises(OutOfContextError, match="Tasks is not open"):
+        await tasks.start()
+    async with Grelmicro(uses=[Coordination(MemoryProvider()), tasks]):
+        assert not tasks.started()
+
+
+async def test_a_start_that_fails_leaves_nothing_and_can_be_tried_again(nothing_left: None) -> None:
+    first, bad = Custom("first", good), Custom("bad", fails)
+    tasks = Tasks(tasks=[first, bad], auto_start=False)
+    async with tasks:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="of the task"):
+                await tasks.start()
+            assert not tasks.started()
+    assert first.log == ["begins", "ends"] * 2
+
+
+def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GREL_TASK_SHUTDOWN_TIMEOUT", "3")
+    assert Tasks().config == TasksConfig(shutdown_timeout=3)
+    assert Tasks(shutdown_timeout=0).config.shutdown_timeout == 0
+    assert Tasks.from_config(TasksConfig()).config.shutdown_timeout == 30
+    monkeypatch.setenv("GREL_TASK_SHUTDOWN_TIMEOUT", "soon")
+    with pytest.raises(SettingsValidationError, match=r"environment variable GREL_TASK_SHUTDOWN_TIMEOUT\)"):
+        Tasks()
+
+
+async def test_a_shutdown_timeout_is_changed_while_they_run(nothing_left: None) -> None:
+    began = asyncio.Event()
+    tasks = Tasks(shutdown_timeout=60)
+
+    @tasks.every(seconds=60, name="job")
+    async def job() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(20), tasks:
+        await began.wait()
+        await tasks.reconfigure(TasksConfig(shutdown_timeout=0.05))
+
+
+async def test_a_task_is_run_by_its_name(nothing_left: None) -> None:
+    ran: list[str] = []
+    tasks = Tasks(tasks=[LeaderElection("a")])
+    tasks.every(seconds=60, name="job")(lambda: ran.append("job"))
+    assert (await tasks.run_now("job")).outcome == "success"
+    assert ran == ["job"]
+    with pytest.raises(TaskError, match="^there is no task named 'a': the tasks are job$"):
+        await tasks.run_now("a")

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal
+from typing import Literal, Protocol
 
 from grelmicro.clock import SYSTEM_CLOCK, Clock, TimeLimit, sleep
 from grelmicro.config import SHORTEST_INTERVAL, check_seconds
@@ -62,11 +62,21 @@ class HealthReport:
 
     store: StoreHealth
     elections: Mapping[str, ElectionHealth]
+    overdue: Mapping[str, float] = field(default_factory=dict)
+    """The tasks that this process should have fired, and for how many seconds."""
 
     @property
     def good(self) -> bool:
         """Whether all is good; a worker that does not lead is."""
-        return self.store.status == "good" and all(each.status == "good" for each in self.elections.values())
+        elections = all(each.status == "good" for each in self.elections.values())
+        return self.store.status == "good" and elections and not self.overdue
+
+
+class Punctual(Protocol):
+    """What knows which tasks are overdue: `Tasks`."""
+
+    def overdue(self) -> Mapping[str, float]:
+        """The tasks that this process should have fired, and for how many seconds."""
 
 
 class HealthCheck(Resource):
@@ -75,6 +85,7 @@ class HealthCheck(Resource):
     Args:
         coordination: whose stores; a look is `Coordination.check`, and is given up after `interval`.
         leaders: elections that this process has to take part in.
+        tasks: `Tasks` of which none may be overdue in this process.
         interval: seconds between two looks, a millisecond at least; after one that failed, at most one second.
         stale_after: seconds after which the last look counts no more; None: three times `interval`, the least that
             leaves time for a slow answer. An election counts no more after that, or later, by its own settings.
@@ -91,6 +102,7 @@ class HealthCheck(Resource):
         coordination: Coordination,
         *,
         leaders: Iterable[LeaderElection] = (),
+        tasks: Punctual | None = None,
         interval: float = 5.0,
         stale_after: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -105,6 +117,7 @@ class HealthCheck(Resource):
             )
         self._coordination = coordination
         self._leaders = tuple(leaders)
+        self._tasks = tasks
         self._clock = clock
         self._outage = Outage("the health check", logger)
         self._forget()
@@ -136,7 +149,12 @@ class HealthCheck(Resource):
         """What is known now. It waits for nothing, but for half a second after the opening."""
         while self.is_open and monotonic() < self._begins_until and not self._has_begun():
             await asyncio.sleep(0.01)
-        return HealthReport(self._store(), {leader.name: self._election(leader) for leader in self._leaders})
+        overdue = {} if self._tasks is None else self._tasks.overdue()
+        return HealthReport(
+            self._store(),
+            {leader.name: self._election(leader) for leader in self._leaders},
+            {name: round(seconds, 3) for name, seconds in overdue.items()},
+        )
 
     def _has_begun(self) -> bool:
         return self._looked_at is not None and all(math.isfinite(each.last_round_age()) for each in self._leaders)

@@ -5,6 +5,17 @@ from grelmicro.errors import TaskError
 from grelmicro.task.interval import IntervalTask
 from grelmicro.task.router import TaskRouter
 from grelmicro.task.task import Fire, Outcome, Task
-from grelmicro.task.tasks import Tasks
+from grelmicro.task.tasks import Tasks, TasksConfig
 
-__all__ = ["Fire", "FireOutcome", "IntervalTask", "Outcome", "Task", "TaskError", "TaskRouter", "TaskRun", "Tasks"]
+__all__ = [
+    "Fire",
+    "FireOutcome",
+    "IntervalTask",
+    "Outcome",
+    "Task",
+    "TaskError",
+    "TaskRouter",
+    "TaskRun",
+    "Tasks",
+    "TasksConfig",
+]

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from grelmicro import Grelmicro
 from grelmicro.coordination import HealthCheck, HealthReport, LeaderElection
+from grelmicro.task import Tasks
 from grelmicro_starlette.refusals import Problem
 
 
@@ -17,10 +18,11 @@ def readiness(
     micro: Grelmicro,
     *,
     leaders: Iterable[LeaderElection] = (),
+    tasks: Tasks | None = None,
     interval: float = 5.0,
     stale_after: float | None = None,
 ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    """An endpoint that answers 200 when the stores answered lately and `leaders` take part, else 503.
+    """An endpoint that answers 200 when the stores answered lately, `leaders` take part and no task is late, else 503.
 
     The stores are looked at in the background while `micro` is open, so the endpoint answers at once, whatever they do.
     It says how old that is, and nothing of holders or of where the stores are. A worker that does not lead is ready.
@@ -28,6 +30,7 @@ def readiness(
     Args:
         micro: whose stores; call it before `micro` is opened.
         leaders: elections that this process has to take part in.
+        tasks: those of which none may be overdue in this process; see `IntervalTask.overdue_for`.
         interval: seconds between two looks; one that takes longer has failed. After that the next comes within 1 s.
         stale_after: seconds after which the last look counts no more; None: three times `interval`, the least.
 
@@ -35,7 +38,7 @@ def readiness(
         SettingsValidationError: a setting breaks a rule.
         OutOfContextError: `micro` has no `Coordination`, or it is open.
     """
-    check = HealthCheck(micro.coordination, leaders=leaders, interval=interval, stale_after=stale_after)
+    check = HealthCheck(micro.coordination, leaders=leaders, tasks=tasks, interval=interval, stale_after=stale_after)
     micro.use(check)
 
     async def ready(request: Request) -> Response:
@@ -49,5 +52,7 @@ def readiness(
 
 
 def _reasons(report: HealthReport) -> str:
-    parts = {"store": report.store.status, **{f"election '{name}'": e.status for name, e in report.elections.items()}}
+    parts: dict[str, str] = {"store": report.store.status}
+    parts |= {f"election '{name}'": election.status for name, election in report.elections.items()}
+    parts |= {f"task '{name}'": f"overdue for {seconds:.0f} s" for name, seconds in report.overdue.items()}
     return ", ".join(f"{part}: {status}" for part, status in parts.items() if status != "good")
