@@ -8,10 +8,11 @@ import pytest
 
 from grelmicro.backends.sqlite import SQLiteStore
 from grelmicro.testing import MovableClock
+from tests.contract.passing import PassingContract
 from tests.contract.raising import RaisingContract
 
 
-class TestSQLite(RaisingContract):
+class TestSQLite(PassingContract, RaisingContract):
     """On a clock that is moved; the second store is another instance on the same file."""
 
     exact = True
@@ -31,7 +32,7 @@ class TestSQLite(RaisingContract):
         await store.clock.advance(seconds)
 
 
-class TestSQLiteInRealTime(RaisingContract):
+class TestSQLiteInRealTime(PassingContract, RaisingContract):
     """On the host's clock."""
 
     @pytest.fixture

@@ -142,6 +142,11 @@ class SQLiteStore(LeaseStore):
         table, writer, _, _ = self._get_open()
         return await writer.write(table.raise_fence, lease, least)
 
+    async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
+        """See `PassingLeases.pass_on`."""
+        table, writer, _, _ = self._get_open()
+        return await writer.write(table.pass_on, lease, holder, max(ttl, self.resolution))
+
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
         table, _, reader, _ = self._get_open()

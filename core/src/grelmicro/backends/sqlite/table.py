@@ -16,7 +16,7 @@ from grelmicro.errors import BackendUnavailableError, SettingsValidationError
 from grelmicro.leases.lease import NO_DATA, Lease
 from grelmicro.leases.marks import MARK, MARK_AGAIN
 from grelmicro.leases.retention import droppable
-from grelmicro.leases.rules import owns, renewed, taken, vacated
+from grelmicro.leases.rules import granted, owns, renewed, taken, vacated
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -183,6 +183,16 @@ class Table:
         if record is None or not owns(record, lease, now):
             return None
         return self._write(connection, replace(record, fence=max(record.fence, least)), row)
+
+    def pass_on(self, connection: sqlite3.Connection, lease: Lease, holder: str, ttl: float) -> Lease | None:
+        """See `PassingLeases.pass_on`."""
+        now, wall = self.now(), self._clock.wall()
+        row = self.row(connection, lease.name)
+        record = None if row is None else self._lease(row, now)
+        if record is None or not owns(record, lease, now):
+            return None
+        lease = granted(vacated(record, None, now), record.name, holder, ttl, None, now, wall, record.fence + 1)
+        return self._write(connection, lease, row, granted=True)
 
     def read(self, connection: sqlite3.Connection, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
