@@ -45,7 +45,7 @@ def two_processes_row(store: str, scale: Scale, crew: Crew, others: Crew, floor_
     for number in range(scale.rounds):
         for name in in_turn(list(answers), number):
             answers[name].append(_compete(scale, crew.workers[name], others.workers[name]))
-    return _row(store, f"{TASKS} tasks in two processes", answers, floor_pair, None)
+    return _row(store, f"{TASKS} tasks in two processes", answers, floor_pair, TARGET)
 
 
 def _compete(scale: Scale, *workers: Worker) -> dict[str, float]:

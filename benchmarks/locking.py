@@ -28,7 +28,7 @@ HANDOVER_TARGETS = {
     "postgres": Target(3),
     "kubernetes": Target(30),
 }
-OTHER_PROCESS_TARGETS = {"sqlite": Target(20), "redis": Target(2), "postgres": Target(3), "kubernetes": Target(30)}
+OTHER_PROCESS_TARGETS = {"sqlite": Target(2), "redis": Target(2), "postgres": Target(3), "kubernetes": Target(30)}
 SPREAD_TARGET = Target(5, on="ratio")
 
 # Seconds for which a lock is kept before it is handed over: longer than the pause of whoever waits for it, from a

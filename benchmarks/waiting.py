@@ -40,8 +40,14 @@ def _idle_rows_of(store: str, answers: Mapping[str, Any]) -> Iterator[Row]:
     if store == "sqlite":
         yield Row(store=store, what="one idle waiter: probes", unit="/s", ours=probes["ours"])
     share = {name: 100 * value for name, value in processor.items()}
-    what = "one idle waiter: processor"
-    yield Row(store=store, what=what, unit="%", ours=share["ours"], peer=share.get("peer"))
+    yield Row(
+        store=store,
+        what="one idle waiter: processor",
+        unit="%",
+        ours=share["ours"],
+        peer=share.get("peer"),
+        target=Target(0.5),
+    )
 
 
 def _share(answers: Mapping[str, Any], what: str) -> dict[str, float]:
