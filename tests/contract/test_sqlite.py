@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from grelmicro.backends.sqlite import SQLiteStore
+from grelmicro.backends.sqlite import store as sqlite_store
 from grelmicro.testing import MovableClock
 from tests.contract.passing import PassingContract
 from tests.contract.raising import RaisingContract
@@ -47,3 +48,11 @@ class TestSQLiteInRealTime(PassingContract, RaisingContract):
 
     async def let_pass(self, store: SQLiteStore, seconds: float) -> None:
         await asyncio.sleep(seconds)
+
+
+class TestSQLiteProbed(TestSQLiteInRealTime):
+    """On a file system whose changes the operating system does not report, as far as it is known."""
+
+    @pytest.fixture(autouse=True)
+    def unreported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sqlite_store, "check_place", lambda path: False)

@@ -18,7 +18,6 @@ import pytest
 
 from grelmicro.backends.sqlite import SQLiteProvider, SQLiteStore
 from grelmicro.backends.sqlite import lane as sqlite_lane
-from grelmicro.backends.sqlite import prober as sqlite_prober
 from grelmicro.backends.sqlite import table as sqlite_table
 from grelmicro.backends.sqlite.store import SWEEP_INTERVAL
 from grelmicro.coordination.adapters import LockAdapter
@@ -111,8 +110,8 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def probers() -> list[asyncio.Task[Any]]:
-    return [task for task in asyncio.all_tasks() if task.get_name() == "grelmicro-sqlite-prober"]
+def watchers() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "grelmicro-sqlite-watcher"]
 
 
 # Opening
@@ -591,46 +590,33 @@ async def test_a_grant_ends_the_waiting_of_its_process(store: SQLiteStore, other
     assert third.waited
 
 
-async def test_there_is_one_prober_and_only_while_somebody_waits(store: SQLiteStore, clock: MovableClock) -> None:
+async def test_there_is_one_watcher_and_only_while_there_is_a_waiter(store: SQLiteStore, clock: MovableClock) -> None:
     await store.acquire("lock:a", "a", 60.0)
     await store.read("lock:a")
-    assert probers() == []
+    assert watchers() == []
     async with AsyncExitStack() as stack:
         for name in ("lock:a", "lock:a", "lock:b", "lock:c"):
             await stack.enter_async_context(store.watch(name))
         await asyncio.sleep(0.05)
-        assert len(probers()) == 1
-    await asyncio.sleep(0.1)
-    assert probers() == []
+        assert len(watchers()) == 1
+    async with asyncio.timeout(10.0):
+        while watchers():
+            await asyncio.sleep(0.05)
     async with store.watch("lock:a"):
-        assert len(probers()) == 1
+        assert len(watchers()) == 1
 
 
-async def test_closing_ends_the_prober(path: Path) -> None:
+async def test_closing_ends_the_watcher(path: Path) -> None:
     store = SQLiteStore(path)
     async with AsyncExitStack() as stack:
         async with store:
             await stack.enter_async_context(store.watch("lock:a"))
             await asyncio.sleep(0.03)
         await asyncio.sleep(0)
-        assert probers() == []
+        assert watchers() == []
 
 
-async def test_an_idle_prober_only_looks_at_a_number(store: SQLiteStore) -> None:
-    statements: list[str] = []
-    await store.acquire("lock:a", "a", 60.0)
-    async with store.watch("lock:a"):
-        await store.acquire("lock:a", "b", 60.0, waiting=True)
-        await asyncio.sleep(0.1)
-        assert store._opened is not None
-        await store._opened.reader.read(lambda c: c.set_trace_callback(statements.append))
-        await asyncio.sleep(0.2)
-        await store._opened.reader.read(lambda c: c.set_trace_callback(None))
-    assert set(statements) == {"PRAGMA data_version"}
-    assert 5 <= len(statements) <= 25
-
-
-async def test_a_prober_survives_errors_and_says_so_once(
+async def test_a_watcher_survives_errors_and_says_so_once(
     store: SQLiteStore,
     other: SQLiteStore,
     path: Path,
@@ -745,10 +731,6 @@ async def test_a_waiter_finds_the_lease_after_the_file_was_deleted(
         remove(path)
         assert await asyncio.wait_for(waiter.wait(60.0), 5.0)
         assert (await store.acquire("lock:a", "b", 60.0)).granted_to("b")
-
-
-def test_a_process_that_yields_gives_others_time_to_look() -> None:
-    assert SQLiteStore.notice >= 2 * sqlite_prober.INTERVAL
 
 
 # Retention

@@ -61,8 +61,11 @@ def check_path(path: object) -> str:
     return os.path.abspath(os.path.expanduser(text))
 
 
-def check_place(path: str) -> None:
+def check_place(path: str) -> bool:
     """Look at the file system before a file of leases is opened there; warns when it may be shared between hosts.
+
+    Returns:
+        Whether it is a local one, so that this host's kernel knows of each change.
 
     Raises:
         SettingsValidationError: a file of leases cannot be there.
@@ -86,23 +89,25 @@ def check_place(path: str) -> None:
             "SQLite: path is in a directory in which this process may not create files: change its permissions, "
             "or name another"
         )
-    _check_file_system(path)
+    return _check_file_system(path)
 
 
 def _may(path: str, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
-def _check_file_system(path: str) -> None:
+def _check_file_system(path: str) -> bool:
     try:
         mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:  # not Linux
-        return
+        return True
     kind = file_system(mounts, os.path.realpath(path))
     if kind in NETWORK:
         raise SettingsValidationError(f"SQLite: path is on a network file system ({kind}): {LOCAL_DISK}")
     if kind.startswith(PASSED_THROUGH):
         logger.warning("%s is on a file system (%s) that several hosts may share: %s", path, kind, LOCAL_DISK)
+        return False
+    return True
 
 
 def file_system(mountinfo: str, path: str) -> str:

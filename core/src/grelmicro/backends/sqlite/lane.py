@@ -83,6 +83,8 @@ class Lane:
         self._file: FileId | None = None
         self.opened = 0
         """How many connections it has had."""
+        self.resolved = path
+        """The path of the file that is open, without symbolic links."""
         # A program that ends without closing anything ends without a warning all the same.
         weakref.finalize(self, _put_away, self._thread, self._connections)
         _lanes.add(self)
@@ -99,6 +101,10 @@ class Lane:
         """Run a unit when the thread is free; nobody learns how it ended."""
         if self._thread is not None:
             self._thread.submit(partial(self._try, unit, 0.0))
+
+    def aside(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run what needs the thread, and neither the connection nor the file."""
+        return self._in_thread(work)
 
     def close(self, last: Unit | None = None, *, after: "Future[None] | None" = None) -> "Future[None]":
         """Run `last`, as far as it works out, close the connection and end the thread. The future says when.
@@ -166,7 +172,7 @@ class Lane:
         except BaseException:
             connection.close()
             raise
-        self._file = file_id(self._path)
+        self._file, self.resolved = file_id(self._path), os.path.realpath(self._path)
         self._connections.append(connection)
         self.opened += 1
         return connection
@@ -247,6 +253,18 @@ def transact(connection: sqlite3.Connection, unit: Callable[[sqlite3.Connection,
                 connection.execute("ROLLBACK")
         raise
     return answer
+
+
+def is_locked(connection: sqlite3.Connection) -> bool:
+    """Whether a transaction that writes is under way on another connection, and does not end at once."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        if _code(error) in _LOCKED:
+            return True
+        raise
+    connection.execute("ROLLBACK")
+    return False
 
 
 def _put_away(thread: WorkerThread, connections: list[sqlite3.Connection]) -> None:

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from grelmicro.backends.sqlite.file import check_path, check_place
 from grelmicro.backends.sqlite.lane import Lane, Unit, is_misplaced, reason
-from grelmicro.backends.sqlite.prober import Prober
 from grelmicro.backends.sqlite.table import Table
+from grelmicro.backends.sqlite.watcher import Watcher
 from grelmicro.clock import Clock
 from grelmicro.config import check_seconds
 from grelmicro.errors import OutOfContextError, SettingsValidationError
@@ -31,7 +31,7 @@ class _Open(NamedTuple):
     table: Table
     writer: Lane
     reader: Lane
-    prober: Prober
+    watcher: Watcher
 
 
 class SQLiteStore(LeaseStore):
@@ -52,7 +52,7 @@ class SQLiteStore(LeaseStore):
     scope = "host"
     resolution = 0.000_001
     ordered = True
-    notice = 0.03  # two looks of a prober, and the time to ask
+    notice = 0.003  # a report of the operating system, and the time to look and to ask
 
     def __init__(
         self,
@@ -76,10 +76,11 @@ class SQLiteStore(LeaseStore):
             SettingsValidationError: no file of leases can be there, or it is a file of something else.
             BackendUnavailableError: it cannot be opened now.
         """
-        check_place(self.path)
+        local = check_place(self.path)
         table = Table(self.namespace, self.clock, self._retention)
         writer, reader = Lane(self.path, table.prepare), Lane(self.path, table.prepare, quiet=True)
-        self._opened = _Open(table, writer, reader, Prober(self.path, reader, table, self.clock))
+        watcher = Watcher(self.path, reader, table, self.clock, reported=local)
+        self._opened = _Open(table, writer, reader, watcher)
         self._sweep_at = self.clock.now() + SWEEP_INTERVAL
         try:
             await writer.read(table.sweep)
@@ -98,14 +99,16 @@ class SQLiteStore(LeaseStore):
         """Forget the waiters of a loop that is gone, and close its connections; a fork has closed them already."""
         opened, self._opened = self._opened, None
         if opened is not None:
+            opened.watcher.abandon()
             opened.writer.close(after=opened.reader.close())
 
     async def acquire(
         self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
     ) -> Lease:
         """See `LeaseStore.acquire`."""
-        table, writer, _, _ = self._get_open()
+        table, writer, _, watcher = self._get_open()
         lease = await writer.write(table.acquire, name, holder, max(ttl, self.resolution), data, waiting)
+        watcher.answered(lease, holder)
         if self.clock.now() >= self._sweep_at:
             self._sweep_at = self.clock.now() + SWEEP_INTERVAL
             writer.later(self._sweep)
@@ -121,20 +124,20 @@ class SQLiteStore(LeaseStore):
         return await self._renew(renewals, None)
 
     async def _renew(self, renewals: Sequence[tuple[Lease, float]], data: Mapping[str, str] | None) -> list[Lease]:
-        table, writer, _, prober = self._get_open()
+        table, writer, _, watcher = self._get_open()
         asked = [(lease, max(ttl, self.resolution)) for lease, ttl in renewals]
         survivors = await writer.write(table.renew, asked, data)
         for lease, shortened in survivors:
             if shortened:
-                prober.shortened(lease.name)
+                watcher.shortened(lease.name)
         return [lease for lease, _ in survivors]
 
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseStore.release`."""
-        table, writer, _, prober = self._get_open()
+        table, writer, _, watcher = self._get_open()
         outcome = writer.write(table.release, lease, data)
         # Before it is done: what those who wait now ask comes after it on the same thread.
-        prober.releasing(lease)
+        watcher.releasing(lease)
         return await outcome is not None
 
     async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
@@ -144,8 +147,11 @@ class SQLiteStore(LeaseStore):
 
     async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
         """See `PassingLeases.pass_on`."""
-        table, writer, _, _ = self._get_open()
-        return await writer.write(table.pass_on, lease, holder, max(ttl, self.resolution))
+        table, writer, _, watcher = self._get_open()
+        passed = await writer.write(table.pass_on, lease, holder, max(ttl, self.resolution))
+        if passed is not None:
+            watcher.answered(passed, holder)
+        return passed
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseStore.read`."""
@@ -169,7 +175,7 @@ class SQLiteStore(LeaseStore):
 
     def watch(self, name: str) -> AbstractAsyncContextManager[Waiter]:
         """See `LeaseStore.watch`; a release in this process is a hint at once, one in another process soon."""
-        return self._get_open().prober.watch(name)
+        return self._get_open().watcher.watch(name)
 
     def _get_open(self) -> _Open:
         self.check_open()
@@ -187,7 +193,7 @@ class SQLiteStore(LeaseStore):
         opened, self._opened = self._opened, None
         if opened is None:
             return
-        opened.prober.stop()
+        opened.watcher.stop()
         try:
             reader = opened.reader.close()
             futures = [reader, opened.writer.close(last, after=reader)]
