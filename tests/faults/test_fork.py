@@ -38,7 +38,7 @@ async def in_child(handle):
     try:
         await lock.acquire()
     except OutOfContextError as refusal:
-        assert "is not open" in str(refusal) or "opened before a fork" in str(refusal), refusal
+        assert "before this process was forked" in str(refusal) or "is not open" in str(refusal), refusal
     else:
         raise AssertionError("an inherited app serves")
     async with micro:

@@ -20,6 +20,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.context",
         "grelmicro.events",
         "grelmicro.fields",
+        "grelmicro.keywords",
         "grelmicro.lifecycle",
         "grelmicro.names",
         "grelmicro.presence",

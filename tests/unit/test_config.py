@@ -176,7 +176,7 @@ def test_settings_are_frozen_and_know_their_fields() -> None:
         LockConfig(lease="secret")  # type: ignore[call-arg]
     assert "secret" not in str(caught.value)
     with pytest.raises(TypeError):
-        Lock("cart", lease=5)  # type: ignore[call-arg]
+        Lock("cart", lease=5)  # type: ignore[arg-type]
 
 
 async def test_new_settings_are_in_force_from_the_next_acquire(world: World, clock: MovableClock) -> None:

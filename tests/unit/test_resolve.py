@@ -18,8 +18,9 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 
 NO_APP = (
     "Lock 'cart': no app is open: open one around this code with `async with Grelmicro(uses=[Coordination(...)])` "
-    "(`with` in a script), or pass backend=; a web application is opened by install(app, micro) of its integration, "
-    "and in a test by `with TestClient(app)`"
+    "(`with` in a script), or pass backend=; a web application is opened by install(app, micro) of its integration; "
+    "in a test use `with TestClient(app)`, or, around an httpx.AsyncClient, "
+    "`async with app.router.lifespan_context(app)`"
 )
 SEVERAL = (
     "Lock 'cart': 2 apps are open, and none of them is bound to this context: "
@@ -27,8 +28,13 @@ SEVERAL = (
 )
 CLOSED = (
     "Lock 'cart': the app of this context is not open, and another one is never used in its place: keep it open "
-    "around this code; servers of web applications run the lifespan of the root app alone, so open it there, "
-    "and in a test use `with TestClient(app)`"
+    "around this code; servers of web applications run the lifespan of the root app alone, so open it there; "
+    "in a test use `with TestClient(app)`, or, around an httpx.AsyncClient, "
+    "`async with app.router.lifespan_context(app)`"
+)
+ELSEWHERE = (
+    "Lock 'cart': the app that is open serves another event loop than the running one: "
+    "use it on the loop that opened it, or from a thread through `from_thread`"
 )
 MOVED = (
     "Lock 'cart' was used with another app that is still open: "
@@ -132,7 +138,7 @@ async def test_an_app_on_another_loop_serves_threads_only() -> None:
     thread.start()
     await asyncio.to_thread(opened.wait)
     try:
-        assert await refusal(Lock("cart")) == NO_APP
+        assert await refusal(Lock("cart")) == ELSEWHERE
 
         def use() -> None:
             with Lock("cart").from_thread:

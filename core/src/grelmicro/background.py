@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 
 from grelmicro.errors import OutOfContextError
+from grelmicro.lifecycle import check_threads
 
 LOOK = 1.0
 """Seconds between two looks at whether the thread still lives."""
@@ -38,6 +39,7 @@ class BackgroundLoop:
             pass
         else:
             raise OutOfContextError("`with` was used where an event loop runs: use `async with` here")
+        check_threads()
         self._thread.start()
         try:
             self._ready.result()

@@ -1,6 +1,7 @@
 """Which app serves the present code: the one bound to this context, else the only one open around it."""
 
 import asyncio
+from collections.abc import Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol
@@ -36,7 +37,29 @@ _outer: ContextVar[tuple[App | None, ...]] = ContextVar("grelmicro_outer_apps", 
 """The apps that were bound to this context before, the last one last."""
 
 open_apps: list[App] = []
-"""The apps that are open in this process."""
+"""The apps that are open in this process, or were when it was forked."""
+
+FORKED = (
+    "the app was opened before this process was forked, and serves the parent only: open it in this process, in the "
+    "lifespan of a web application (also with gunicorn --preload), in Celery's worker_process_init, or in the function "
+    "that multiprocessing runs"
+)
+CLOSED = (
+    "the app of this context is not open, and another one is never used in its place: keep it open around this code; "
+    "servers of web applications run the lifespan of the root app alone, so open it there"
+)
+NONE_OPEN = (
+    "no app is open: open one around this code with `async with Grelmicro(uses=[Coordination(...)])` (`with` in a "
+    "script), or pass backend=; a web application is opened by install(app, micro) of its integration"
+)
+ELSEWHERE = (
+    "the app that is open serves another event loop than the running one: use it on the loop that opened it, or from a "
+    "thread through `from_thread`"
+)
+IN_TESTS = (
+    "; in a test use `with TestClient(app)`, or, around an httpx.AsyncClient, `async with "
+    "app.router.lifespan_context(app)`"
+)
 
 
 def bind(app: App) -> None:
@@ -89,11 +112,7 @@ def active_app(user: str, *, any_loop: bool = False) -> App:
     if app is not None:
         if app.is_open:
             return app
-        raise OutOfContextError(
-            f"{user}: the app of this context is not open, and another one is never used in its place: keep it open "
-            "around this code; servers of web applications run the lifespan of the root app alone, so open it there, "
-            "and in a test use `with TestClient(app)`"
-        )
+        raise OutOfContextError(f"{user}: {FORKED if app in open_apps else CLOSED + IN_TESTS}")
     loops = {app: app.get_loop() for app in open_apps if app.is_open}
     if any_loop:
         apps = [app for app, loop in loops.items() if not loop.is_closed()]
@@ -103,15 +122,19 @@ def active_app(user: str, *, any_loop: bool = False) -> App:
     if len(apps) == 1:
         return apps[0]
     if not apps:
-        raise OutOfContextError(
-            f"{user}: no app is open: open one around this code with `async with Grelmicro(uses=[Coordination(...)])` "
-            "(`with` in a script), or pass backend=; a web application is opened by install(app, micro) of its "
-            "integration, and in a test by `with TestClient(app)`"
-        )
+        raise OutOfContextError(f"{user}: {_why_none_serves(loops)}")
     raise OutOfContextError(
         f"{user}: {len(apps)} apps are open, and none of them is bound to this context: "
         "pass backend=, or build it from its app: app.coordination.lock(...)"
     )
+
+
+def _why_none_serves(loops: Mapping[App, asyncio.AbstractEventLoop]) -> str:
+    if any(not loop.is_closed() for loop in loops.values()):
+        return ELSEWHERE
+    if any(not app.is_open for app in open_apps):
+        return FORKED
+    return NONE_OPEN + IN_TESTS
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

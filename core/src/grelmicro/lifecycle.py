@@ -7,7 +7,7 @@ from asyncio import get_running_loop
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
-from typing import Self, TypeVar, cast
+from typing import NoReturn, Self, TypeVar, cast
 
 from grelmicro.errors import OutOfContextError
 
@@ -101,7 +101,38 @@ def running_loop() -> asyncio.AbstractEventLoop:
         ) from error
 
 
-class Resource:
+def check_threads() -> None:
+    """Raise `OutOfContextError` where threads are not those of Python, on which event loops rely."""
+    for library, patched in (("gevent", _gevent_patched), ("eventlet", _eventlet_patched)):
+        if patched():
+            raise OutOfContextError(
+                f"{library} has replaced threads and sockets of this process, and is not supported: run it without "
+                f"monkey-patching, as with a worker of gunicorn that is none of {library}, such as gthread or uvicorn's"
+            )
+
+
+def _gevent_patched() -> bool:
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+def _eventlet_patched() -> bool:
+    patcher = sys.modules.get("eventlet.patcher")
+    return patcher is not None and bool(patcher.is_monkey_patched("thread"))
+
+
+class BoundToProcess:
+    """Something that holds what belongs to one process, such as connections and leases."""
+
+    def __reduce__(self) -> NoReturn:
+        """A copy would know nothing of what the original holds, in another process or in this one."""
+        raise TypeError(
+            f"{type(self).__name__} cannot be copied or pickled, since what it holds belongs to this process: build it "
+            "where it is used, such as at the top of a module that each process imports, and pass names"
+        )
+
+
+class Resource(BoundToProcess):
     """Opened by each of its users with `async with`; the first opens it, the last closes it.
 
     Subclasses write `open` and `close`. `open` leaves nothing behind when it fails; `close` raises only for faults.
@@ -136,19 +167,27 @@ class Resource:
             raise OutOfContextError(self._why_closed())
         return self._loop
 
-    def check_open(self) -> None:
-        """Raise `OutOfContextError` unless it is open in this process and on the running event loop."""
+    def check_open(self, user: str = "") -> None:
+        """Raise `OutOfContextError` unless it is open in this process and on the running event loop.
+
+        Args:
+            user: the stored name of what uses it, such as `lock:cart`, for the error's text.
+        """
         if self._loop is not get_running_loop() or self._generation is not generation:
+            kind, _, name = user.partition(":")
+            used_by = f"{kind} '{name}': " if user else ""
             if self._loop is None or not self.is_open:
-                raise OutOfContextError(self._why_closed())
+                raise OutOfContextError(used_by + self._why_closed())
             raise OutOfContextError(
-                f"{self._title()} serves another event loop than the running one: "
+                f"{used_by}{'its backend' if user else self._title()} serves another event loop than the running one: "
                 "use it on the loop that opened it, or from a thread through `from_thread`"
             )
 
     async def __aenter__(self) -> Self:
         self._leave_the_dead()
         loop = running_loop()
+        if self._loop is None:
+            check_threads()
         while self._loop is loop and self._change is not None:  # another one opens or closes it now
             await asyncio.wait({self._change})
         if self._loop is None:
@@ -204,5 +243,5 @@ class Resource:
 
     def _why_closed(self) -> str:
         if self._users and self._generation is not generation:
-            return f"{self._title()} was opened before a fork: open it again in this process"
+            return f"{self._title()} was opened before this process was forked: open it again in this process"
         return f"{self._title()} is not open: use it inside `async with`, or let an open Grelmicro app own it"

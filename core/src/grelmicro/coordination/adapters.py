@@ -82,7 +82,7 @@ class LeaseAdapter(Resource):
         self, name: str, holder: str, ttl: float, *, data: Mapping[str, str] | None = None, waiting: bool = False
     ) -> Lease:
         """See `LeaseBackend.acquire`. No two grants of this process have the same fence."""
-        self.check_open()
+        self.check_open(name)
         tries = FREEINGS
         while True:
             least = 0
@@ -110,7 +110,7 @@ class LeaseAdapter(Resource):
 
     async def renew(self, lease: Lease, ttl: float, *, data: Mapping[str, str] | None = None) -> Lease | None:
         """See `LeaseBackend.renew`."""
-        self.check_open()
+        self.check_open(lease.name)
         try:
             return await self.store.renew(lease, ttl, data=data)
         except Exception as error:
@@ -130,7 +130,7 @@ class LeaseAdapter(Resource):
 
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseBackend.release`."""
-        self.check_open()
+        self.check_open(lease.name)
         try:
             return await self.store.release(lease, data=data)
         except BaseException as error:
@@ -148,7 +148,7 @@ class LeaseAdapter(Resource):
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseBackend.read`."""
-        self.check_open()
+        self.check_open(name)
         try:
             record = await self.store.read(name)
         except Exception as error:
@@ -269,10 +269,10 @@ class LockAdapter(LeaseAdapter):
         self._passing = store if isinstance(store, PassingLeases) else None
         self.renewer = Renewer(self.clock, self.renew_many)
 
-    def instant(self, running: asyncio.AbstractEventLoop) -> InstantLeases | None:
+    def instant(self, running: asyncio.AbstractEventLoop, name: str) -> InstantLeases | None:
         """See `LockBackend.instant`."""
         if self._loop is not running or self._generation is not lifecycle.generation:
-            self.check_open()  # which says why not
+            self.check_open(name)  # which says why not
         return self._instant
 
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
@@ -281,7 +281,7 @@ class LockAdapter(LeaseAdapter):
         if self._passing is not None and lease.fence and data is None:
             offer = self.queues.take_offer(lease.name)
             if offer is not None:
-                self.check_open()
+                self.check_open(lease.name)
                 return await self._pass_on(self._passing, lease, offer)
         return await super().release(lease, data=data)
 

@@ -140,7 +140,7 @@ class LockHandle(Hold):
             self.leave_owner()
             raise self.lost_error("released", loss)
         repeated = self._release_sent
-        instant = self._backend.instant(get_running_loop())
+        instant = self._backend.instant(get_running_loop(), self.lease.name)
         if instant is not None and self.note is None:
             owned = instant.release_now(self.lease)
         else:

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Self, TypeVar, cast
+from typing import Never, Self, TypeVar, cast
 from uuid import UUID
 
 from pydantic import model_validator
@@ -31,6 +31,7 @@ from grelmicro.coordination.records import LeaderRecord
 from grelmicro.coordination.resolve import BackendSource
 from grelmicro.coordination.standing import Standing, StrayCancellationError, begin, check_work
 from grelmicro.errors import LeadershipLostError, NotLeaderError, OutOfContextError, SettingsValidationError, TaskError
+from grelmicro.keywords import refuse_keywords
 from grelmicro.leases.lease import NO_DATA
 
 logger = logging.getLogger("grelmicro.leader_election")
@@ -88,7 +89,7 @@ class LeaderElectionConfig(WorkerConfig):
             self._yield(backend_timeout=self.renew_deadline / 2)
 
 
-class LeaderElection(Reconfigurable[LeaderElectionConfig]):
+class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConfig]):
     """Elects one of all workers. It is a task: add it to `Tasks`, or await it in a task of your own.
 
     Settings left None come from the environment, then from the defaults of `LeaderElectionConfig`.
@@ -124,6 +125,7 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
         error_interval: float | None = None,
         metadata: Mapping[str, str] | None = None,
         env_prefix: str | None = None,
+        **unknown: Never,
     ) -> None:
         given = {
             "worker": worker,
@@ -134,6 +136,8 @@ class LeaderElection(Reconfigurable[LeaderElectionConfig]):
             "backend_timeout": backend_timeout,
             "error_interval": error_interval,
         }
+        if unknown:
+            refuse_keywords("LeaderElection", unknown, ["backend", *given, "metadata", "env_prefix"])
         check_name("LeaderElection", name)
         config = build(LeaderElectionConfig, f"LeaderElection {name!r}", given, name=name, prefix=env_prefix)
         self._set_up(name, config, backend, metadata)

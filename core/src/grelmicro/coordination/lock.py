@@ -2,7 +2,7 @@
 
 from asyncio import Task, current_task, get_running_loop
 from collections.abc import Coroutine
-from typing import Any, Self
+from typing import Any, Never, Self
 from uuid import UUID
 
 from grelmicro.config import Interval, Ratio, build, check_config, check_name, check_seconds
@@ -16,6 +16,7 @@ from grelmicro.coordination.threads import call
 from grelmicro.coordination.wait import Wait
 from grelmicro.errors import CoordinationError, LockTimeoutError
 from grelmicro.events import emit, listeners
+from grelmicro.keywords import refuse_keywords
 from grelmicro.leases import Lease, Waiter
 from grelmicro.leases.identity import mint
 from grelmicro.lifecycle import running_loop
@@ -66,6 +67,7 @@ class Lock(LeasePrimitive[LockConfig]):
         auto_renew: bool | None = None,
         max_hold: float | None = None,
         env_prefix: str | None = None,
+        **unknown: Never,
     ) -> None:
         given = {
             "worker": worker,
@@ -75,6 +77,8 @@ class Lock(LeasePrimitive[LockConfig]):
             "auto_renew": auto_renew,
             "max_hold": max_hold,
         }
+        if unknown:
+            refuse_keywords("Lock", unknown, ["backend", *given, "env_prefix"])
         check_name("Lock", name)
         config = build(LockConfig, f"Lock {name!r}", given, name=name, prefix=env_prefix)
         super().__init__(name, config, backend)
@@ -157,7 +161,7 @@ class Lock(LeasePrimitive[LockConfig]):
         if owner is None or (caller is not None and owner is not caller):
             loop = get_running_loop()
             owner = this_task(loop)
-        instant = backend.instant(loop)
+        instant = backend.instant(loop, self._key)
         if instant is not None and self._key not in backend.queues.lines:
             # Such a store answers at once, so nobody can come in between: a line would be for nothing.
             if self._held:

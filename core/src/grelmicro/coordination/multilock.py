@@ -14,9 +14,10 @@ from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.taking import Taking
 from grelmicro.coordination.threads import EnteredByThreads, call
 from grelmicro.errors import LockNotOwnedError, SettingsValidationError
+from grelmicro.lifecycle import BoundToProcess
 
 
-class MultiLock(EnteredByThreads[ThreadMultiLockHandle]):
+class MultiLock(BoundToProcess, EnteredByThreads[ThreadMultiLockHandle]):
     """Several locks that are taken and given back together, all or none.
 
     They are taken in the order of their names, however they were given, so that no two that take several locks this way

@@ -26,6 +26,7 @@ from grelmicro.errors import (
 from grelmicro.events import emit, listeners
 from grelmicro.leases import InstantLeases, Lease
 from grelmicro.leases.identity import mint
+from grelmicro.lifecycle import BoundToProcess
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -54,7 +55,7 @@ class LeaseConfig(WorkerConfig):
 C = TypeVar("C", bound=LeaseConfig)
 
 
-class LeasePrimitive(Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Generic[C]):
+class LeasePrimitive(BoundToProcess, Reconfigurable[C], EnteredByThreads[ThreadLockHandle], Generic[C]):
     """A named thing that tasks and threads hold, one at a time over all workers."""
 
     kind: ClassVar[str]

@@ -66,11 +66,12 @@ class LeaseBackend(Backend, Protocol):
 class LockBackend(LeaseBackend, Waitable, Protocol):
     """What `Lock` and `TaskLock` need."""
 
-    def instant(self, running: asyncio.AbstractEventLoop) -> InstantLeases | None:
+    def instant(self, running: asyncio.AbstractEventLoop, name: str) -> InstantLeases | None:
         """Its operations as plain calls, if its store never waits; None otherwise. Nothing has to be undone there.
 
         Args:
             running: the running event loop; it raises `OutOfContextError` when that is not the one it serves.
+            name: the lease that is asked for, for the error's text.
         """
 
     @property

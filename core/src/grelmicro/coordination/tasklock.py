@@ -4,7 +4,7 @@ from asyncio import Task
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Never, Self
 from uuid import UUID
 
 from pydantic import model_validator
@@ -17,6 +17,7 @@ from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.taskruns import TaskRun
 from grelmicro.coordination.threads import call
 from grelmicro.errors import LockLostError
+from grelmicro.keywords import refuse_keywords
 from grelmicro.leases import Lease
 
 RAN_OUT = (
@@ -82,6 +83,7 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         auto_renew: bool | None = None,
         max_hold: float | None = None,
         env_prefix: str | None = None,
+        **unknown: Never,
     ) -> None:
         given = {
             "worker": worker,
@@ -90,6 +92,8 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
             "auto_renew": auto_renew,
             "max_hold": max_hold,
         }
+        if unknown:
+            refuse_keywords("TaskLock", unknown, ["backend", *given, "env_prefix"])
         check_name("TaskLock", name)
         config = build(TaskLockConfig, f"TaskLock {name!r}", given, name=name, prefix=env_prefix)
         super().__init__(name, config, backend)

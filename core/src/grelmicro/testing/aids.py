@@ -106,5 +106,7 @@ class HeldElsewhere:
         backend = self._micro.coordination.lock_backend
         if isinstance(self._what, str):
             return Lock.from_config(self._what, self._config, backend=backend)
-        kind = OthersTaskLock if isinstance(self._what, TaskLock) else Lock
-        return kind.from_config(self._what.name, self._config, backend=self._what.given_backend or backend)
+        backend = self._what.given_backend or backend
+        if isinstance(self._what, TaskLock):
+            return OthersTaskLock.from_config(self._what.name, self._config, backend=backend)
+        return Lock.from_config(self._what.name, self._config, backend=backend)

@@ -61,6 +61,7 @@ def _grelmicro(connection: HTTPConnection) -> Grelmicro | None:
         raise OutOfContextError(
             "the Grelmicro of this app is not open, since the app's lifespan did not run: servers run the lifespan of "
             "the root app alone, so call install() on that one, too, which opens those of apps mounted below it; "
-            "in a test, use `with TestClient(app)`"
+            "in a test use `with TestClient(app)`, or, around an httpx.AsyncClient, "
+            "`async with app.router.lifespan_context(app)`"
         )
     return found

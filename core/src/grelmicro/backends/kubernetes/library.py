@@ -1,8 +1,8 @@
 """What is used of kubernetes-asyncio, and of the aiohttp beneath it; or how to install them."""
 
-from grelmicro.errors import DependencyNotFoundError
+from grelmicro.backends.needed import needed
 
-try:
+with needed("Kubernetes", "kubernetes-asyncio", "kubernetes_asyncio", "kubernetes"):
     from aiohttp import (
         ClientConnectorError,
         ClientError,
@@ -27,10 +27,6 @@ try:
     from yaml import YAMLError
     from yaml import safe_load as load_yaml
     from yarl import URL
-except ImportError as error:
-    raise DependencyNotFoundError(
-        'the Kubernetes store needs kubernetes-asyncio: install it with pip install "grelmicro-suite[kubernetes]"'
-    ) from error
 
 __all__ = [
     "URL",

@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from grelmicro.errors import DependencyNotFoundError
+from grelmicro.backends.needed import needed
 
-try:
+with needed("PostgreSQL", "asyncpg", "asyncpg", "postgres"):
     import asyncpg
     from asyncpg import (
         DataError,
@@ -17,10 +17,6 @@ try:
     )
     from asyncpg.pool import PoolConnectionProxy
     from asyncpg.prepared_stmt import PreparedStatement
-except ImportError as error:
-    raise DependencyNotFoundError(
-        'the PostgreSQL store needs asyncpg: install it with pip install "grelmicro-suite[postgres]"'
-    ) from error
 
 if TYPE_CHECKING:
     # Generic for type checkers only.

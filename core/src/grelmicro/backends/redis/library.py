@@ -1,8 +1,8 @@
 """What is used of redis-py; or how to install it."""
 
-from grelmicro.errors import DependencyNotFoundError
+from grelmicro.backends.needed import needed
 
-try:
+with needed("Redis", "redis-py", "redis", "redis"):
     from redis.asyncio import Connection, Redis, RedisCluster, SSLConnection, UnixDomainSocketConnection
     from redis.asyncio.connection import AbstractConnection
     from redis.exceptions import (
@@ -19,10 +19,6 @@ try:
         RedisError,
         ResponseError,
     )
-except ImportError as error:
-    raise DependencyNotFoundError(
-        'the Redis store needs redis-py: install it with pip install "grelmicro-suite[redis]"'
-    ) from error
 
 __all__ = [
     "AbstractConnection",
