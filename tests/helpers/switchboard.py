@@ -44,6 +44,9 @@ class Switchboard(Feed):
         await self._request("send")
         self.deliver(topic)
 
+    async def ping(self) -> None:
+        await self._request("ping")
+
     def deliver(self, topic: str) -> None:
         if self._heard is not None and topic in self.topics and not self.deaf:
             self._heard(topic)

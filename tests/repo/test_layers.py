@@ -35,7 +35,6 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.coordination.protocols",
         "grelmicro.coordination.records",
         "grelmicro.coordination.identity",
-        "grelmicro.coordination.outage",
         "grelmicro.coordination.passing",
         "grelmicro.coordination.queues",
         "grelmicro.coordination.subscription",

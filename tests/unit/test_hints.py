@@ -16,6 +16,7 @@ from grelmicro.backends.hints import (
     TEST_INTERVAL,
     Hints,
 )
+from grelmicro.leases.outage import Outage
 from grelmicro.testing import MovableClock
 from tests.helpers.switchboard import Switchboard
 from tests.helpers.worlds import eventually
@@ -23,7 +24,7 @@ from tests.helpers.worlds import eventually
 
 @asynccontextmanager
 async def opened(feed: Switchboard, clock: MovableClock, *, lazy: bool = False) -> AsyncIterator[Hints]:
-    hints = Hints(feed, clock, title="the store", lazy=lazy)
+    hints = Hints(feed, clock, Outage("the store", logging.getLogger("grelmicro.coordination")), lazy=lazy)
     starting = asyncio.create_task(hints.start())
     while not starting.done():
         await asyncio.sleep(0.002)
@@ -216,7 +217,7 @@ async def test_a_lazy_feed_that_breaks_is_connected_again_for_who_waits(feed: Sw
 async def test_a_lazy_feed_that_is_opened_again_is_not_connected_before_somebody_waits(
     feed: Switchboard, clock: MovableClock
 ) -> None:
-    hints = Hints(feed, clock, title="the store", lazy=True)
+    hints = Hints(feed, clock, Outage("the store", logging.getLogger("grelmicro.coordination")), lazy=True)
     await hints.start()
     async with hints.watch("a") as waiter:
         await eventually(lambda: waiter.pushes, "hints are believed")
@@ -340,7 +341,7 @@ async def test_a_subscription_that_somebody_uses_again_or_still_is_not_ended(
 
 
 async def test_who_still_waits_when_it_is_closed_leaves_nothing_behind(feed: Switchboard, clock: MovableClock) -> None:
-    hints = Hints(feed, clock, title="the store")
+    hints = Hints(feed, clock, Outage("the store", logging.getLogger("grelmicro.coordination")))
     await hints.start()
     async with hints.watch("a") as waiter:
         await hints.close()
@@ -388,7 +389,7 @@ async def test_an_end_that_hangs_does_not_keep_anybody_for_long(feed: Switchboar
 async def test_closing_ends_also_when_the_connection_breaks_just_then(
     feed: Switchboard, clock: MovableClock, steps: int
 ) -> None:
-    hints = Hints(feed, clock, title="the store")
+    hints = Hints(feed, clock, Outage("the store", logging.getLogger("grelmicro.coordination")))
     await hints.start()
     feed.cut()
     for _ in range(steps):  # whether the end of the connection is noticed before or after

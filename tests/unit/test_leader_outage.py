@@ -11,9 +11,9 @@ import pytest
 from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination, LeaderElection
 from grelmicro.coordination.adapters import LeaderElectionAdapter
-from grelmicro.coordination.outage import Outage
 from grelmicro.errors import BackendUnavailableError
 from grelmicro.events import Event, listen
+from grelmicro.leases.outage import Outage
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.testing import MovableClock
 from tests.helpers.elections import Fleet
@@ -31,7 +31,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [
         re.sub(r"\d+\.\d s", "N s", record.getMessage())
         for record in caplog.records
-        if record.name == "grelmicro.leader_election" and record.getMessage().startswith("election ")
+        if "has trouble" in record.getMessage() or "works again" in record.getMessage()
     ]
 
 
@@ -39,6 +39,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_candidate_outlasts_an_outage(
     world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture, fault: Fault
 ) -> None:
+    caplog.set_level(logging.INFO)
     async with Fleet(world, clock) as fleet:
         worker = fleet.worker(start=False, error_interval=60.0)
         worker.store.break_down(fault, "acquire")
@@ -50,10 +51,13 @@ async def test_a_candidate_outlasts_an_outage(
         worker.store.heal()
         await fleet.let_pass(8.0)
         assert worker.election.is_leader()
-    lines = told(caplog)
-    assert 5 <= len(lines) - 1 <= 6
-    assert all(line.startswith("election 'job' has trouble since N s: ") for line in lines[:-1])
-    assert lines[-1] == "election 'job' works again after N s"
+    begun, *lines, over = told(caplog)
+    assert " (election 'job') has trouble since N s: " in begun
+    assert 4 <= len(lines) <= 5
+    assert all(" (election 'job') still has trouble after N s: " in line for line in lines)
+    assert over.endswith("Store works again after N s")
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 2, "at its begin and its end"
 
 
 @pytest.mark.parametrize("fault", [refused, request_lost, silence, broken_client])
@@ -71,7 +75,7 @@ async def test_a_leader_outlasts_an_outage(
         assert worker.election.guard().fence > fence
     lines = told(caplog)
     assert len(lines) == 2
-    assert lines[1] == "election 'job' works again after N s"
+    assert lines[1].endswith("Store works again after N s")
 
 
 async def test_a_leader_whose_lease_was_taken_away_learns_it_and_stands_again(
@@ -201,11 +205,13 @@ async def test_an_outage_while_it_stops_does_not_hold_it_up(world: World, clock:
 
 def test_an_outage_is_told_again_after_each_interval(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is noted in between."""
+    caplog.set_level(logging.INFO)
     outage = Outage("the thing", logging.getLogger("grelmicro"))
     for tenth in range(31):
         outage.note(ValueError("down"), tenth / 10, 0.5)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the thing has trouble since {since} s: down" for since in (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+        "the thing has trouble since 0.0 s: down",
+        *(f"the thing still has trouble after {since} s: down" for since in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)),
     ]
     caplog.clear()
     outage.over(3.25)
@@ -220,6 +226,7 @@ def test_an_outage_is_told_again_after_each_interval(caplog: pytest.LogCaptureFi
 async def test_settings_of_the_log_count_live(
     world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     async with Fleet(world, clock) as fleet:
         worker = fleet.worker(start=False, error_interval=600.0)
         worker.store.break_down(refused)

@@ -87,7 +87,7 @@ async def test_a_lease_that_cannot_be_renewed_costs_no_other_one(
         assert first.valid
         assert last.valid
         assert bad.lost
-        assert "renewing leases has trouble since 0.0 s: this one cannot be written" in caplog.text
+        assert "(renewing leases) has trouble since 0.0 s: this one cannot be written" in caplog.text
         await first.release()
         await last.release()
 

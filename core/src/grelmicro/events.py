@@ -7,16 +7,18 @@ from typing import Literal
 
 logger = logging.getLogger("grelmicro")
 
-Kind = Literal["acquired", "refused", "waited", "handed_over", "held", "renewed", "lost", "led", "fired"]
+Kind = Literal[
+    "acquired", "refused", "waited", "handed_over", "held", "renewed", "lost", "led", "fired", "outage", "recovered"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to a lease, a term of leadership or a task."""
+    """One thing that happened to a lease, a term of leadership, a task or a store."""
 
     kind: Kind
     name: str
-    """The stored name, with its prefix: `lock:cart`, `leader:main`, or a task's name."""
+    """The stored name, with its prefix: `lock:cart`, `leader:main`, or a task's name; a store's title for an outage."""
     seconds: float | None = None
     """How long it took or lasted, where that means something."""
     detail: str = ""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 
 from grelmicro.clock import Clock, Signal, TimeLimit, expect, sleep
-from grelmicro.coordination.outage import Outage
 from grelmicro.errors import BackendUnavailableError
 from grelmicro.leases.lease import SignalWaiter, Waiter
+from grelmicro.leases.outage import Outage
 from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.coordination")
@@ -28,6 +28,9 @@ OPENING_LIMIT = 1.0
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds between two tries to get hints: doubled from the first to the longest."""
+
+WHO = "hints"
+"""What notices an outage here, for the log."""
 
 MOST_UNUSED = 100
 """Topics that stay subscribed at most although nobody waits: a contended name is soon waited for again."""
@@ -55,6 +58,10 @@ class Feed(ABC):
     @abstractmethod
     async def send(self, topic: str) -> None:
         """Send a message to `topic` the way a release does, over an ordinary connection."""
+
+    @abstractmethod
+    async def ping(self) -> None:
+        """Ask the server for something over an ordinary connection; it raises when the server does not answer."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,17 +93,18 @@ class Hints:
     Args:
         feed: the connection; nothing else uses it.
         clock: the time of pauses and limits.
-        title: whose hints, for the log.
+        store: the trouble of the store as a whole.
         silence: what may be wrong where none of its messages come, for the log.
         lazy: connect only when somebody waits, where a connection costs the server much.
     """
 
-    def __init__(self, feed: Feed, clock: Clock, *, title: str, silence: str = "", lazy: bool = False) -> None:
+    def __init__(self, feed: Feed, clock: Clock, store: Outage, *, silence: str = "", lazy: bool = False) -> None:
         self._feed = feed
         self._clock = clock
         self._silence = f"a message to itself did not come within {ANSWER_LIMIT:g} s{silence and ': '}{silence}"
         self._lazy = lazy
-        self._outage = Outage(f"{title}: waking waiters at once (they poll meanwhile)", logger)
+        self._store = store
+        self._outage = Outage(f"{store.title}: waking waiters at once (they poll meanwhile)", logger)
         self._topics: dict[str, _Topic] = {}
         self._unused: dict[str, None] = {}  # topics that nobody waits for, the longest unused first
         self._ending: dict[str, asyncio.Task[None]] = {}
@@ -184,16 +192,33 @@ class Hints:
                     with distinguish_cancellation():
                         await self._use(connection)
             except* Exception as errors:
+                failure = _first(errors)
+                self._outcome.send()
                 # A connection that was good until now is made anew: that it ended, as one that is idle may, is no news.
                 if self._tested_at > 0:
-                    logger.debug("the connection for hints ended, and is made anew: %s", _first(errors))
+                    logger.debug("the connection for hints ended, and is made anew: %s", failure)
                 else:
-                    self._outage.note(_first(errors), self._clock.now(), math.inf)
-                self._outcome.send()
+                    await self._tell(failure)
             if task.cancelling():  # closing came just when the connection broke, and the group tells only of that
                 raise asyncio.CancelledError
             pause = FIRST_PAUSE if self._tested_at > 0 else min(pause * 2, LONGEST_PAUSE)
             await sleep(self._clock, pause)
+
+    async def _tell(self, error: BaseException) -> None:
+        """Tell that no hints come; if the store as a whole has trouble, that is the trouble."""
+        if not self._outage.is_on and (self._store.is_on or await self._is_away()):
+            self._store.note(error, self._clock.now(), who=WHO, awaited=False)
+        else:
+            self._outage.note(error, self._clock.now())
+
+    async def _is_away(self) -> bool:
+        """Whether the store does not answer ordinary requests either."""
+        try:
+            async with TimeLimit(self._clock, ANSWER_LIMIT):
+                await self._feed.ping()
+        except Exception:
+            return True
+        return False
 
     async def _use(self, connection: asyncio.TaskGroup) -> None:
         """Listen, and test now and then whether hints come; it ends with an error."""
@@ -219,6 +244,7 @@ class Hints:
                     continue
                 self.trusted = True
                 self._outage.over(self._clock.now())
+                self._store.over(self._clock.now(), WHO)
                 self._outcome.send()
                 await self._until_doubtful()
         finally:

@@ -13,6 +13,7 @@ from grelmicro.coordination.renewal import Renewer
 from grelmicro.errors import BackendUnavailableError, GrelmicroError, OutcomeUnknownError, OutOfContextError
 from grelmicro.leases import InstantLeases, Lease, LeaseStore, PassingLeases, RaisingLeases, Scope, Waiter
 from grelmicro.leases.fences import fences
+from grelmicro.leases.outage import Outage
 from grelmicro.leases.record import edit
 from grelmicro.leases.unsent import changed_nothing
 from grelmicro.lifecycle import Resource
@@ -53,6 +54,11 @@ class LeaseAdapter(Resource):
         self._fences = None if isinstance(store, InstantLeases) else fences
 
     @property
+    def outage(self) -> Outage:
+        """The trouble of the store, which all share who use it."""
+        return self.store.outage
+
+    @property
     def scope(self) -> Scope:
         """Who can share it."""
         return self.store.scope
@@ -72,6 +78,8 @@ class LeaseAdapter(Resource):
             await self._drain()
         finally:
             await self.store.__aexit__(None, None, None)
+            if not self.store.is_open:
+                self.store.outage.forget()
 
     def abandon(self) -> None:
         """Forget the undos of a loop that is gone; leases end by themselves."""
@@ -100,6 +108,8 @@ class LeaseAdapter(Resource):
                 if _unexplained(error):
                     raise _unknown(error, f"acquiring {name!r}, which is undone in the background,") from error
                 raise
+            if self.store.outage.is_on:
+                self.store.outage.over(self.clock.now())
             if lease.holder not in self._void or not tries:
                 return lease
             tries -= 1
@@ -267,7 +277,7 @@ class LockAdapter(LeaseAdapter):
         super().move_to(store)
         self._instant = store if isinstance(store, InstantLeases) else None
         self._passing = store if isinstance(store, PassingLeases) else None
-        self.renewer = Renewer(self.clock, self.renew_many)
+        self.renewer = Renewer(self.clock, self.renew_many, store.outage)
 
     def instant(self, running: asyncio.AbstractEventLoop, name: str) -> InstantLeases | None:
         """See `LockBackend.instant`."""

@@ -8,7 +8,6 @@ from random import random
 from typing import Protocol
 
 from grelmicro.clock import TimeLimit, sleep
-from grelmicro.coordination.outage import Outage, reason_of
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LEASE_DURATION, LeaderRecord
 from grelmicro.coordination.standing import Standing, Term, Timing
@@ -17,6 +16,7 @@ from grelmicro.coordination.wait import SAFETY_POLL
 from grelmicro.events import emit
 from grelmicro.leases import Lease, Waiter
 from grelmicro.leases.identity import mint
+from grelmicro.leases.outage import Outage, reason_of, shared_outage
 from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.leader_election")
@@ -51,7 +51,9 @@ class Campaign:
         self._standing = standing
         self._backend = backend
         self._clock = backend.clock
-        self._outage = outage
+        self._own_outage = outage
+        self._outage = shared_outage(backend, outage)
+        self._who = "" if self._outage is outage else f"election '{candidate.name}'"
         self._key = f"leader:{candidate.name}"
         self._holder = ""
         self._namesake = ("", 0.0)  # the holder that was seen under this worker's name, and until when it held
@@ -70,6 +72,7 @@ class Campaign:
             self._standing.ending = True
             raise
         finally:
+            self._outage.leave(self._who)
             await self._end_term()
 
     async def _stand(self) -> None:
@@ -106,12 +109,13 @@ class Campaign:
         """The store answered what was sent then."""
         self._standing.heard_at = sent_at
         self._standing.failing = False
-        self._outage.over(self._clock.now())
+        self._outage.over(self._clock.now(), self._who)
+        self._own_outage.over(self._clock.now())
 
     def _failed(self, error: Exception, timing: Timing) -> None:
         """The store did not do what it was asked."""
         self._standing.failing = True
-        self._outage.note(error, self._clock.now(), timing.error_interval)
+        self._outage.note(error, self._clock.now(), timing.error_interval, self._who)
 
     def _begin(self, lease: Lease, sent_at: float, timing: Timing) -> None:
         self._standing.begin(Term(lease, sent_at, timing))

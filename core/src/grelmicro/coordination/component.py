@@ -179,10 +179,13 @@ class Coordination(Resource):
         Raises:
             CoordinationBackendError: a store does not answer, or takes no writes.
         """
+        for backend in self.checked():
+            await check(backend)
+
+    def checked(self) -> list[LeaseBackend]:
+        """The backends that `check` asks: one for each store."""
         stores = {id(getattr(backend, "store", backend)): backend for backend in self.backends}
-        for backend in stores.values():
-            if isinstance(backend, (LockBackend, LeaderElectionBackend)):
-                await check(backend)
+        return [backend for backend in stores.values() if isinstance(backend, (LockBackend, LeaderElectionBackend))]
 
     async def open(self) -> None:
         """Open every backend; when one fails, those opened before are closed again."""

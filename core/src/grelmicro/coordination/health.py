@@ -12,15 +12,19 @@ from grelmicro.clock import SYSTEM_CLOCK, Clock, TimeLimit, sleep
 from grelmicro.config import SHORTEST_INTERVAL, check_seconds
 from grelmicro.coordination.component import Coordination
 from grelmicro.coordination.leaderelection import LeaderElection
-from grelmicro.coordination.outage import Outage
+from grelmicro.coordination.provider import check
 from grelmicro.coordination.wait import SAFETY_POLL
 from grelmicro.errors import SettingsValidationError
+from grelmicro.leases.outage import Outage, shared_outage
 from grelmicro.lifecycle import Resource, distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.coordination")
 
 AGAIN = 1.0
 """Seconds after a look that failed until the next one, if the interval is longer."""
+
+WHO = "the health check"
+"""What notices an outage here, for the log."""
 
 TELL_AGAIN = 30.0
 """Seconds between two log lines about a store that goes on failing."""
@@ -119,7 +123,7 @@ class HealthCheck(Resource):
         self._leaders = tuple(leaders)
         self._tasks = tasks
         self._clock = clock
-        self._outage = Outage("the health check", logger)
+        self._outage = Outage(WHO, logger)
         self._forget()
 
     def _forget(self) -> None:
@@ -136,6 +140,8 @@ class HealthCheck(Resource):
 
     async def close(self) -> None:
         """Look no more."""
+        for backend in self._coordination.checked():
+            shared_outage(backend, self._outage).leave(WHO)
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.wait({self._looking}, timeout=CLOSING)  # not every look can be cut short
@@ -180,23 +186,28 @@ class HealthCheck(Resource):
         me = asyncio.current_task()
         while True:
             began = self._clock.now()
-            failure: Exception | None = None
-            try:
-                with distinguish_cancellation():
-                    async with TimeLimit(self._clock, self.interval):
-                        await self._coordination.check()
-            except Exception as error:
-                failure = error
+            failure = await self._look_at_stores(began + self.interval)
             if self._looking is not me:  # closed meanwhile, and the cancellation went unheard
                 return
             self._note(began, failure)
             await sleep(self._clock, min(self.interval, AGAIN) if failure else self.interval)
 
+    async def _look_at_stores(self, until: float) -> Exception | None:
+        """Ask each store; what went wrong with the first that failed."""
+        me = asyncio.current_task()
+        for backend in self._coordination.checked():
+            outage = shared_outage(backend, self._outage)
+            try:
+                with distinguish_cancellation():
+                    async with TimeLimit(self._clock, until - self._clock.now()):
+                        await check(backend)
+            except Exception as error:
+                if self._looking is me:
+                    outage.note(error, backend.clock.now(), TELL_AGAIN, WHO)
+                return error
+            outage.over(backend.clock.now(), WHO)
+        return None
+
     def _note(self, began: float, failure: Exception | None) -> None:
         self._looked_at = began
-        if failure is None:
-            self._error = ""
-            self._outage.over(self._clock.now())
-        else:
-            self._error = type(failure).__name__
-            self._outage.note(failure, self._clock.now(), TELL_AGAIN)
+        self._error = "" if failure is None else type(failure).__name__

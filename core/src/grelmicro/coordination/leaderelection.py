@@ -25,7 +25,6 @@ from grelmicro.config import (
 )
 from grelmicro.coordination.campaign import Campaign
 from grelmicro.coordination.identity import WorkerName
-from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LeaderRecord
 from grelmicro.coordination.resolve import BackendSource
@@ -33,6 +32,7 @@ from grelmicro.coordination.standing import Standing, StrayCancellationError, be
 from grelmicro.errors import LeadershipLostError, NotLeaderError, OutOfContextError, SettingsValidationError, TaskError
 from grelmicro.keywords import refuse_keywords
 from grelmicro.leases.lease import NO_DATA
+from grelmicro.leases.outage import Outage, shared_outage
 
 logger = logging.getLogger("grelmicro.leader_election")
 
@@ -395,12 +395,15 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
                     raise
 
     async def _serve(self) -> None:
-        outage = Outage(f"election '{self._name}'", logger)
+        who = f"election '{self._name}'"
+        outage = Outage(who, logger)
         standing = self._standing
         standing.began_at = standing.clock.now()
         while True:
+            noted = outage
             try:
                 backend = self._source.find()
+                noted = shared_outage(backend, outage)
                 if standing.clock is not backend.clock:
                     standing.clock, standing.began_at = backend.clock, backend.clock.now()
                 standing.worker.use(backend)
@@ -409,7 +412,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
                         await Campaign(self, standing, backend, outage).run()
             except Exception as error:
                 standing.failing = True
-                outage.note(error, standing.clock.now(), self._config.error_interval)
+                noted.note(error, standing.clock.now(), self._config.error_interval, "" if noted is outage else who)
             await sleep(standing.clock, self._config.retry_interval)
 
     def _not_leader(self) -> NotLeaderError:

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from grelmicro.clock import DRIFT, Clock, TimeLimit, Timer
 from grelmicro.coordination.identity import Owner
-from grelmicro.coordination.outage import Outage
 from grelmicro.leases import Lease, PartlyRenewedError
+from grelmicro.leases.outage import Outage
 from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.coordination")
@@ -21,6 +21,10 @@ TAKEN = "it expired or was taken over"
 
 OUTAGE_INTERVAL = 30.0
 """Seconds between two lines of the log about renewals that go on failing."""
+
+
+WHO = "renewing leases"
+"""What notices an outage here, for the log."""
 
 
 class Renewable(Protocol):
@@ -66,11 +70,11 @@ class Renewer:
     the renewal of a short one must be cut off from.
     """
 
-    def __init__(self, clock: Clock, renew_many: RenewMany) -> None:
+    def __init__(self, clock: Clock, renew_many: RenewMany, outage: Outage | None = None) -> None:
         self._clock = clock
         self._renew_many = renew_many
         self._held: dict[int, weakref.ref[Renewable]] = {}
-        self._outage = Outage("renewing leases", logger)
+        self._outage = outage or Outage("a store", logger)
         # One timer for all leases. It stays when they are given up: most are long before it fires, and it serves the
         # next one as well.
         self._timer: Timer | None = None
@@ -121,6 +125,7 @@ class Renewer:
         self._forget()
 
     def _forget(self) -> None:
+        self._outage.leave(WHO)
         self._timer, self._look_at, self._shortest, self._calls = None, inf, inf, {}
 
     def _alive(self) -> list[Renewable]:
@@ -159,6 +164,8 @@ class Renewer:
                 due.append(held)
             self._shortest = min(self._shortest, held.duration)
             wake_at = min(wake_at, held.deadline if now >= held.renew_at else min(held.renew_at, held.deadline))
+        if not self._held:
+            self._outage.leave(WHO)
         self._begin(due)
         self._look_no_later_than(wake_at)
 
@@ -200,13 +207,13 @@ class Renewer:
             with distinguish_cancellation():
                 async with TimeLimit(self._clock, min(held.duration for held, _ in asked) / 3):
                     survivors = await self._renew_many([(held.lease, ttl) for held, ttl in asked])
-            self._outage.over(self._clock.now())
+            self._outage.over(self._clock.now(), WHO)
             unknown: set[str] = set()
         except PartlyRenewedError as error:
-            self._outage.note(error.__cause__ or error, self._clock.now(), OUTAGE_INTERVAL)
+            self._outage.note(error.__cause__ or error, self._clock.now(), OUTAGE_INTERVAL, WHO)
             survivors, unknown = error.survivors, {lease.holder for lease in error.failed}
         except Exception as error:
-            self._outage.note(error, self._clock.now(), OUTAGE_INTERVAL)
+            self._outage.note(error, self._clock.now(), OUTAGE_INTERVAL, WHO)
             return
         by_holder = {lease.holder: lease for lease in survivors}
         for held, ttl in asked:

@@ -1,5 +1,6 @@
 """The one record that everything is built on, and what a store of such records must do."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -11,7 +12,10 @@ from grelmicro.clock import SYSTEM_CLOCK, Clock, Signal, expect
 from grelmicro.config import check_namespace
 from grelmicro.errors import OutcomeUnknownError
 from grelmicro.leases.identity import process_of, worker_of
+from grelmicro.leases.outage import Outage
 from grelmicro.lifecycle import Resource
+
+logger = logging.getLogger("grelmicro.coordination")
 
 NO_DATA: Mapping[str, str] = MappingProxyType({})
 
@@ -144,6 +148,8 @@ class LeaseStore(Resource, ABC):
         self.clock = clock or SYSTEM_CLOCK
         self.place: Hashable = object()
         """Where the records are: stores whose places are equal have the same ones."""
+        self.outage = Outage(type(self).__name__, logger, emits=True)
+        """The trouble that its users in this process have with it. Its title is what the log calls the store."""
 
     @abstractmethod
     async def acquire(

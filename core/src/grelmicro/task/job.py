@@ -6,17 +6,18 @@ from functools import partial
 
 from grelmicro.clock import SYSTEM_CLOCK, Clock, TimeLimit
 from grelmicro.coordination import LeaderElection, LockHandle, TaskLock
-from grelmicro.coordination.outage import Outage
 from grelmicro.coordination.taskruns import FireOutcome, TaskRun
 from grelmicro.errors import (
     GrelmicroError,
     LeadershipLostError,
     LockLostError,
     NotLeaderError,
+    OutOfContextError,
     TaskError,
     WouldBlockError,
 )
 from grelmicro.leases.identity import mint
+from grelmicro.leases.outage import Outage, shared_outage
 from grelmicro.lifecycle import distinguish_cancellation
 from grelmicro.task import body
 from grelmicro.task.body import Function
@@ -106,7 +107,7 @@ class Job:
         try:
             with distinguish_cancellation():
                 async with lock as handle:
-                    self._outage.over(self.clock.now())
+                    self._answered(lock)
                     handle.backdate(late)
                     try:
                         outcome = await self._run(handle)
@@ -115,19 +116,33 @@ class Job:
                             handle.note = self._ended.beside(handle.lease.data)
             return FireOutcome.LOST if handle.lost else outcome
         except WouldBlockError:
-            self._outage.over(self.clock.now())
+            self._answered(lock)
             raise
         except LockLostError:
             return FireOutcome.LOST
         except Exception as error:
-            return self._in_trouble(error, outcome)
+            return self._in_trouble(lock, error, outcome)
 
-    def _in_trouble(self, error: Exception, outcome: FireOutcome | None) -> FireOutcome:
+    def _answered(self, lock: TaskLock) -> None:
+        """The store of the lock answered."""
+        self._outage.over(self.clock.now())
+        self._outage_of(lock).over(self.clock.now(), f"task {self.name}")
+
+    def _outage_of(self, lock: TaskLock) -> Outage:
+        """The outage of the store of the lock, which all share who use it; one of the task where no store is known."""
+        try:
+            return shared_outage(lock.backend, self._outage)
+        except OutOfContextError:
+            return self._outage
+
+    def _in_trouble(self, lock: TaskLock, error: Exception, outcome: FireOutcome | None) -> FireOutcome:
         """The lock failed, before the function ran or after that with `outcome`."""
         told = error if isinstance(error, GrelmicroError) else f"{type(error).__name__}: {error}"
         if outcome is None:
             reason = TaskError(f"it did not run, since it could not be told whose turn it is: {told}")
-            self._outage.note(reason, self.clock.now(), ERROR_INTERVAL)
+            outage = self._outage_of(lock)
+            who = "" if outage is self._outage else f"task {self.name}"
+            outage.note(reason, self.clock.now(), ERROR_INTERVAL, who)
             return FireOutcome.COORDINATION_ERROR
         logger.warning("task %s ran, and its lock could not be given back: %s", self.name, told)
         return outcome

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from secrets import token_hex
 from typing import Any, Protocol
 
 from grelmicro.backends.hints import TEST_INTERVAL, Feed
 from grelmicro.backends.kubernetes.names import hints_name
 from grelmicro.backends.kubernetes.record import labels, selector
-from grelmicro.backends.kubernetes.requests import Gone, Requests
+from grelmicro.backends.kubernetes.requests import ForbiddenError, Gone, Requests
 from grelmicro.clock import Clock
 from grelmicro.errors import BackendUnavailableError
 
@@ -84,6 +84,11 @@ class KubernetesFeed(Feed):
             return
         self._awaited = topic
         await self._touch("testing the watch")
+
+    async def ping(self) -> None:
+        """See `Feed.ping`; a server that refuses it is there."""
+        with suppress(ForbiddenError):
+            await self._requests.read(self._echo_name, "asking for a sign of life")
 
     def _forget(self) -> None:
         """There is no watch."""

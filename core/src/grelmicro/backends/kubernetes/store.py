@@ -95,6 +95,7 @@ class KubernetesStore(LeaseStore):
                 "KubernetesStore: namespace is set beside cluster, which has one: leave one of them out"
             )
         self.cluster = cluster or Cluster.at(namespace)
+        self.outage.title = self.cluster.safe_url
         self.place = self.cluster.place, self.namespace
         self._opened: _Open | None = None
 
@@ -109,7 +110,8 @@ class KubernetesStore(LeaseStore):
         await requests.open(f"opening {type(self).__name__}")
         table = Table(requests, self.namespace, self.clock)
         feed = KubernetesFeed(requests, table.learn, self.namespace, self.clock)
-        hints = Hints(feed, self.clock, title=requests.safe_url, lazy=True)
+        self.outage.title = requests.safe_url
+        hints = Hints(feed, self.clock, self.outage, lazy=True)
         opened = _Open(requests, table, hints)
         try:
             await hints.start()

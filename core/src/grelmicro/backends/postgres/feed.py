@@ -55,6 +55,10 @@ class PostgresFeed(Feed):
         """See `Feed.send`."""
         await self._requests.fetch(self._statements.notify, (topic,), ANSWER_LIMIT)
 
+    async def ping(self) -> None:
+        """See `Feed.ping`."""
+        await self._requests.fetch(self._statements.time, (), ANSWER_LIMIT)
+
 
 def _close(connecting: "asyncio.Task[Connection]") -> None:
     """Close a connection that nobody waits for any more."""

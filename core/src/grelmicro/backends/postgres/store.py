@@ -115,6 +115,7 @@ class PostgresStore(LeaseStore):
         self._create = auto_migrate
         self._retention = check_seconds("retention", retention)
         self._statements = Statements(self._schema, self.namespace)
+        self.outage.title = "PostgreSQL"
         if self.address is not None:
             self.place = (self.address.safe_url, self._schema, self.namespace)
         self._opened: _Open | None = None
@@ -263,7 +264,7 @@ class PostgresStore(LeaseStore):
         hints = None
         if listen is not None:
             feed = PostgresFeed(listen, requests, self._statements)
-            hints = Hints(feed, self.clock, title="PostgreSQL", silence=SILENCE)
+            hints = Hints(feed, self.clock, self.outage, silence=SILENCE)
         table = Table(self._statements, self.namespace, requests, renewals, self.clock, self._limit)
         sweeper = Sweeper(partial(table.sweep, retention=self._retention), "", self.clock, "PostgreSQL")
         return _Open(table, (requests, renewals), hints, sweeper)

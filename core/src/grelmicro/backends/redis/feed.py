@@ -53,6 +53,10 @@ class RedisFeed(Feed):
         if isinstance(answer, ResponseError):
             raise BackendUnavailableError(f"sending a message: {reason(answer)}")
 
+    async def ping(self) -> None:
+        """See `Feed.ping`; a server that refuses even this is there."""
+        await self._connections.ask(pack(b"PING"), 1, "asking for a sign of life", changes=False)
+
     async def _change(self, command: bytes, topic: str) -> None:
         if self._connection is None:
             raise BackendUnavailableError("there is no connection for messages")

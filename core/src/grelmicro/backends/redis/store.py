@@ -72,6 +72,7 @@ class RedisStore(LeaseStore):
     ) -> None:
         super().__init__(namespace=namespace, clock=clock)
         self.server = server if isinstance(server, RedisServer) else RedisServer.at({}, url=server)
+        self.outage.title = self.server.safe_url
         self.place = (self.server.safe_url, self.namespace)
         self._retention = check_seconds("retention", retention)
         self._opened: _Open | None = None
@@ -84,7 +85,7 @@ class RedisStore(LeaseStore):
         """
         connections = Connections(self.server)
         table = Table(connections, self.namespace, self.clock, self._retention)
-        hints = Hints(RedisFeed(connections, table.prefix), self.clock, title=self.server.safe_url)
+        hints = Hints(RedisFeed(connections, table.prefix), self.clock, self.outage)
         connections.doubted = hints.doubt
         # A record that is held has no time to live, since a server that is short of memory may drop what has one. So a
         # lease that ends by its time leaves a record without one, until a sweep comes by.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from grelmicro.backends.sqlite.lane import Lane
 from grelmicro.backends.sqlite.notifier import Files, Notifier, notifier
-from grelmicro.coordination.outage import Outage
+from grelmicro.leases.outage import Outage
 
 logger = logging.getLogger("grelmicro.coordination")
 

@@ -64,6 +64,7 @@ class SQLiteStore(LeaseStore):
     ) -> None:
         super().__init__(namespace=namespace, clock=clock)
         self.path = check_path(_path_from_environment() if path is None else path)
+        self.outage.title = f"SQLite file {self.path}"
         self.place = (os.path.realpath(self.path), self.namespace)
         self._retention = check_seconds("retention", retention)
         self._opened: _Open | None = None
