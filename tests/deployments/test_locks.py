@@ -9,6 +9,7 @@ from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination
 from grelmicro.testing import held_elsewhere
 from tests.deployments.server import deployed
+from tests.helpers.matrix import further
 from tests.helpers.programs import Diary, Line
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -76,7 +77,7 @@ def fence_of(line: Line) -> int:
     return int(line.what.split()[1])
 
 
-@pytest.mark.parametrize("how", ["os.fork", "multiprocessing"])
+@pytest.mark.parametrize("how", ["os.fork", *further("multiprocessing")])
 def test_a_child_has_no_part_in_what_its_parent_holds(tmp_path: Path, how: str) -> None:
     diary = Diary(tmp_path / "diary")
     with deployed("uvicorn", APP, folder=tmp_path, **env(tmp_path)) as server:

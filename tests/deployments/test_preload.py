@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests.deployments.server import Deployment, deployed
+from tests.helpers.matrix import FURTHER
 from tests.helpers.programs import PATIENCE
 from tests.helpers.sites import Site, any_site, any_url
 
@@ -37,7 +38,7 @@ def descriptors(pid: int) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("any_url", "worker"),
-    [("sqlite", ""), ("redis", "web-1")],
+    [pytest.param("sqlite", "", marks=FURTHER), ("redis", "web-1")],
     indirect=["any_url"],
     ids=["random workers on sqlite", "one worker for all on redis"],
 )

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from tests.deployments.server import deployed
+from tests.helpers.matrix import further
 from tests.helpers.programs import PATIENCE
 from tests.helpers.sites import Site, site
 
@@ -36,7 +37,7 @@ def longest_wait(site: Site) -> float:
     return max(begun.at - max(ended.at, stands[begun.pid]) for ended, begun in successions)
 
 
-@pytest.mark.parametrize("name", ["uvicorn workers", "gunicorn"])
+@pytest.mark.parametrize("name", ["gunicorn", *further("uvicorn workers")])
 def test_a_reload_of_all_workers(site: Site, tmp_path: Path, name: str) -> None:
     with deployed(name, APP, folder=tmp_path, **env(site)) as server:
         site.diary.wait(lambda lines: len(lines) == 4, "stands")

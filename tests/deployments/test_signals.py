@@ -13,7 +13,7 @@ from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination
 from grelmicro.testing.aids import held_elsewhere
 from tests.deployments.server import SOON, Deployment, alive_in, deployed
-from tests.helpers.matrix import FURTHER
+from tests.helpers.matrix import FURTHER, further
 from tests.helpers.programs import Diary
 from tests.helpers.sites import Site, site
 
@@ -73,7 +73,7 @@ REQUEST = pytest.param(
 WORK = pytest.param(lambda *_: nullcontext(), "application shutdown", id="work")
 
 
-@pytest.mark.parametrize("name", ["uvicorn", "uvicorn workers", "gunicorn"])
+@pytest.mark.parametrize("name", ["uvicorn workers", *further("uvicorn", "gunicorn")])
 @pytest.mark.parametrize(("busy", "said"), [REQUEST, WORK])
 def test_second_interrupt_ends_all_of_it(
     site: Site, tmp_path: Path, name: str, busy: Callable[[Deployment, int], AbstractContextManager[None]], said: str

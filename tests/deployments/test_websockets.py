@@ -12,6 +12,7 @@ from websockets.sync.client import ClientConnection, connect
 from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination, Lock, LockTimeoutError
 from tests.deployments.server import SOON, Deployment, deployed
+from tests.helpers.matrix import further
 from tests.helpers.sites import Site, site
 
 __all__ = ["site"]
@@ -43,7 +44,7 @@ def answers(client: ClientConnection) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ["uvicorn workers", "gunicorn"])
+@pytest.mark.parametrize("name", ["uvicorn workers", *further("gunicorn")])
 def test_leadership_is_handed_over_at_the_signal_and_locks_are_free_after_a_lease(
     site: Site, tmp_path: Path, name: str
 ) -> None:

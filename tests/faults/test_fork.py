@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.matrix import further
 from tests.helpers.scripts import script
 
 FORKED_IN_A_LOOP = """
@@ -90,7 +91,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+@pytest.mark.parametrize("kind", ["sqlite", *further("memory")])
 def test_an_inherited_lock_is_lost_and_the_parents_lives_on(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "locks.db"
     url = "memory://" if kind == "memory" else f"sqlite:///{path}"

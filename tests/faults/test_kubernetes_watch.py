@@ -29,6 +29,7 @@ from tests.helpers.kubernetes_waiters import (
     until_relied,
     waiting_for,
 )
+from tests.helpers.matrix import further
 from tests.helpers.worlds import eventually
 from tests.servers.fixtures import StartKubernetes
 from tests.servers.kubernetes import KubernetesServer, Namespace
@@ -186,7 +187,7 @@ OUTAGES: dict[str, tuple[Callable[[KubernetesServer], None], Callable[[Kubernete
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("kubernetes")
-@pytest.mark.parametrize("what", OUTAGES)
+@pytest.mark.parametrize("what", ["it is paused", "its etcd is killed", *further("it is killed", "its etcd is paused")])
 async def test_an_outage_ends_for_those_who_wait(
     start_kubernetes: StartKubernetes, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ from grelmicro.coordination import Coordination, Lock, LockHandle
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.coordination.turns import LOCAL_RUN
 from grelmicro.coordination.wait import SAFETY_POLL
+from tests.helpers.matrix import further
 from tests.helpers.postgres import fetchval
 from tests.helpers.stores import TroubledStore
 from tests.helpers.worlds import eventually
@@ -28,7 +29,7 @@ PROMPT = SAFETY_POLL / 2
 
 
 # Kubernetes has its own: test_kubernetes_waiting.py.
-@pytest.fixture(params=["redis", "postgres"])
+@pytest.fixture(params=["postgres", *further("redis")])
 def url(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(f"{request.param}_url"))
 

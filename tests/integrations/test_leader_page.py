@@ -18,6 +18,7 @@ from selenium.webdriver.common.by import By
 from sample_apps.starlette_leader.app import leader
 from sample_apps.workers import Workers
 from tests.helpers.browser import chromium, complaints
+from tests.helpers.matrix import further
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -115,7 +116,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield page
 
 
-@pytest.mark.parametrize("whose", ["the leader's", "another worker's"])
+@pytest.mark.parametrize("whose", ["the leader's", *further("another worker's")])
 def test_page_sees_the_leader_die_and_another_one_lead(whose: str, tmp_path: Path) -> None:
     with shown(tmp_path) as page:
         ends_at = monotonic() + PATIENCE

@@ -236,13 +236,23 @@ async def play(cast: Cast, name: str, at: int, when: When, *, level: bool) -> bo
         return reached
 
 
-@pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
-@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
-@pytest.mark.parametrize("name", PLAYS)
-async def test_a_cancellation_leaves_nothing_behind(real_world: World, name: str, when: When, level: bool) -> None:
-    for slow in SLOW[real_world.kind]:
+async def play_all(world: World, name: str, when: When, *, level: bool) -> None:
+    """Play `name` again and again, and cancel it at one suspension after the other."""
+    for slow in SLOW[world.kind]:
         at = 1
-        async with cast_of(real_world, slow) as cast:
+        async with cast_of(world, slow) as cast:
             while await play(cast, name, at, when, level=level):
                 at += 1
         assert at > 1
+
+
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+@pytest.mark.parametrize("name", PLAYS)
+async def test_a_cancelled_task_leaves_nothing_behind(real_world: World, name: str, when: When) -> None:
+    await play_all(real_world, name, when, level=False)
+
+
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+@pytest.mark.parametrize("name", PLAYS)
+async def test_a_cancelled_scope_leaves_nothing_behind(matrix_world: World, name: str, when: When) -> None:
+    await play_all(matrix_world, name, when, level=True)

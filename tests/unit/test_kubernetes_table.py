@@ -13,6 +13,7 @@ from grelmicro.backends.kubernetes.requests import Gone
 from grelmicro.errors import BackendUnavailableError, OutcomeUnknownError, SettingsValidationError
 from grelmicro.leases import Lease
 from tests.helpers.kubernetes import CART, CART_LEASE, Place, Process, Shelf, process
+from tests.helpers.matrix import further
 
 
 async def taken(process: Process, holder: str = "a", ttl: float = 30.0) -> Lease:
@@ -210,7 +211,7 @@ async def test_what_is_not_ours_stays_in_every_write(mine: Process, place: Place
     place.put(CART_LEASE, {**place.found(CART_LEASE), "metadata": {**metadata, "finalizers": []}})
 
 
-@pytest.mark.parametrize("storm", [3, 1000])
+@pytest.mark.parametrize("storm", [3, *further(1000)])
 async def test_a_storm_of_changes_is_ridden_out_or_told(mine: Process, place: Place, storm: int) -> None:
     lease = await taken(mine)
     left = [storm]

@@ -344,7 +344,10 @@ async def test_what_cannot_be_freed_now_refuses_without_being_asked_again_and_ag
         assert (await client.acquire("lock:cart", "last", LONG)).granted_to("last")
 
 
-async def test_nothing_is_known_as_void_once_the_backend_is_closed(world: World) -> None:
+async def test_nothing_is_known_as_void_once_the_backend_is_closed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grelmicro.coordination.adapters.DRAIN_LIMIT", 0.05)
     store = world.troubled()
     async with LockAdapter(store) as client:
         store.suffer("acquire", reply_lost)
