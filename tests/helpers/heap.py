@@ -2,6 +2,8 @@
 
 import gc
 import logging
+import sys
+import traceback
 from collections.abc import Generator
 
 import pytest
@@ -22,24 +24,24 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
-    """Fail the test whose tasks and futures end with an error that nothing retrieved.
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Fail the test that leaves an error which shows only when garbage is collected.
 
-    asyncio logs such an error when the task is collected. Without this that happens during any later test of the
+    That of a task which nothing retrieved, or of a finalizer. Without this it shows during any later test of the
     process, which then fails in place of the one that left it.
     """
-    torn_down = yield
     reported = _Reported()
-    logger = logging.getLogger("asyncio")
+    logger, hook = logging.getLogger("asyncio"), sys.unraisablehook
     logger.addHandler(reported)
+    sys.unraisablehook = reported.add
     try:
         gc.collect()
     finally:
+        sys.unraisablehook = hook
         logger.removeHandler(reported)
     if reported.texts:
-        pytest.fail("\n".join([f"{item.nodeid} left errors that nothing retrieved:", *reported.texts]), pytrace=False)
-    return torn_down
+        pytest.fail("\n".join([f"{item.nodeid} left errors behind:", *reported.texts]), pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,7 +52,7 @@ def pytest_sessionfinish() -> Generator[None, object, object]:
 
 
 class _Reported(logging.Handler):
-    """The errors that asyncio logs while this is its handler."""
+    """The errors that show while this is the handler of asyncio's log and the hook of finalizers."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -58,3 +60,8 @@ class _Reported(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(logging.Formatter().format(record))
+
+    def add(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Note the error of a finalizer, but not the object, which would live on."""
+        self.texts.append(f"{unraisable.err_msg or 'Exception ignored in'}: {unraisable.object!r}")
+        self.texts.extend(traceback.format_exception(unraisable.exc_value))

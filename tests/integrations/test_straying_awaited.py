@@ -130,10 +130,11 @@ async def goes_on_under_its_lock(work: Work, endpoint: Endpoint, *, cancelled: b
             await eventually(work.reached.is_set, "the thread runs")
             if cancelled:
                 request.cancel()
-            await asyncio.wait({request}, timeout=10)
+            await asyncio.wait({request}, timeout=1)  # some last as long as the thread
             assert not await is_free(micro, "cart", within=LONGER)
         finally:
             work.go_on.set()
+        await asyncio.gather(request, return_exceptions=True)
         assert await is_free(micro, "cart", within=10)
 
 
