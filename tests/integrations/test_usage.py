@@ -148,7 +148,7 @@ def test_held_elsewhere_without_an_open_app() -> None:
 
 async def test_held_elsewhere_in_the_wrong_form() -> None:
     async with Grelmicro(uses=[Coordination.from_url("memory://")]) as micro:
-        with pytest.raises(RuntimeError, match="await the async form"), held_elsewhere(micro, "cart:42"):
+        with pytest.raises(RuntimeError, match="would wait for itself"), held_elsewhere(micro, "cart:42"):
             pass
 
 

@@ -129,7 +129,7 @@ def test_a_url_of_another_form_is_refused(url: str) -> None:
 
 def test_options_of_a_url_are_checked() -> None:
     with pytest.raises(SettingsValidationError) as refusal:
-        SQLiteProvider.from_url("sqlite:///locks.db?timeout=5")
+        SQLiteProvider.from_url("sqlite:///locks.db?mode=memory")
     assert str(refusal.value) == "SQLite: url has an option that is not known: the only one is namespace"
     with pytest.raises(SettingsValidationError, match="path is empty"):
         SQLiteProvider.from_url("sqlite:///")
