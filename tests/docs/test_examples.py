@@ -10,12 +10,13 @@ from pydantic_core import PydanticUndefined
 
 from grelmicro.config import Config
 from grelmicro.coordination import LeaderElectionConfig, LockConfig, TaskLockConfig
+from grelmicro.task import TasksConfig
 from tests.docs.examples import LANGUAGES, SERVERS, Example, Warmed, blocks, commands, examples, hidden, rows, run
 from tests.docs.pages import PAGES
 from tests.repo.source import CORE, INTEGRATIONS, ROOT
 
 CONFIGS: dict[str, type[Config]] = {
-    config.__name__: config for config in (LockConfig, TaskLockConfig, LeaderElectionConfig)
+    config.__name__: config for config in (LockConfig, TaskLockConfig, LeaderElectionConfig, TasksConfig)
 }
 
 EXAMPLES = [example for page, text in PAGES.items() for example in examples(page, text)]
@@ -78,7 +79,7 @@ def is_python(text: str) -> bool:
 
 def wrong_variables(text: str) -> list[str]:
     """The environment variables of a text that set nothing."""
-    found = re.findall(r"\bGREL_(LOCK|TASKLOCK|LEADERELECTION)_([A-Z0-9_]+)", text)
+    found = re.findall(r"\bGREL_(LOCK|TASKLOCK|TASK|LEADERELECTION)_([A-Z0-9_]+)", text)
     fields = {config.kind: {field.upper() for field in config.model_fields} for config in CONFIGS.values()}
     return [
         f"GREL_{kind}_{rest}"
@@ -94,15 +95,15 @@ def defaults(config: type[Config]) -> dict[str, str]:
         assert field.default is not PydanticUndefined
         value = field.default
         plain = {None: "none", True: "on", False: "off"}
-        shown[f"`{name}`"] = f"{value:g}" if isinstance(value, float) else plain[value]
+        shown[f"`{name}`"] = f"{value:g}" if isinstance(value, float) else plain.get(value, value)
     return shown
 
 
 def log_templates() -> list[tuple[str, str]]:
     """Level and text of everything that the sources log."""
-    levels = {"info": "INFO", "warning": "WARNING", "error": "ERROR", "exception": "ERROR"}
+    levels = {"info": "INFO", "warning": "WARNING", "error": "ERROR", "exception": "ERROR", "log": "INFO"}
     return [
-        (levels[call.func.attr], call.args[0].value)
+        (levels[call.func.attr], text.value)
         for folder in (CORE, *INTEGRATIONS)
         for path in folder.rglob("*.py")
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -110,8 +111,9 @@ def log_templates() -> list[tuple[str, str]]:
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in levels
         and call.args
-        and isinstance(call.args[0], ast.Constant)
-        and isinstance(call.args[0].value, str)
+        # The level that `log` is given depends on a setting, whose default is INFO.
+        and isinstance(text := call.args[call.func.attr == "log" and len(call.args) > 1], ast.Constant)
+        and isinstance(text.value, str)
     ]
 
 
