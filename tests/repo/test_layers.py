@@ -35,6 +35,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.coordination.protocols",
         "grelmicro.coordination.records",
         "grelmicro.coordination.identity",
+        "grelmicro.coordination.losses",
         "grelmicro.coordination.passing",
         "grelmicro.coordination.queues",
         "grelmicro.coordination.subscription",
@@ -47,6 +48,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     (
         "grelmicro.coordination.process",
         "grelmicro.coordination.holders",
+        "grelmicro.coordination.breaking",
         "grelmicro.coordination.resolve",
         "grelmicro.coordination.threads",
         "grelmicro.coordination.interruption",

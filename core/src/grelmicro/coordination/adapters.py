@@ -4,9 +4,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 
 from grelmicro import lifecycle
 from grelmicro.clock import Clock, sleep
+from grelmicro.coordination.losses import why_lost
 from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.queues import Queues
 from grelmicro.coordination.renewal import Renewer
@@ -277,7 +279,7 @@ class LockAdapter(LeaseAdapter):
         super().move_to(store)
         self._instant = store if isinstance(store, InstantLeases) else None
         self._passing = store if isinstance(store, PassingLeases) else None
-        self.renewer = Renewer(self.clock, self.renew_many, store.outage)
+        self.renewer = Renewer(self.clock, self.renew_many, store.outage, partial(why_lost, self))
 
     def instant(self, running: asyncio.AbstractEventLoop, name: str) -> InstantLeases | None:
         """See `LockBackend.instant`."""

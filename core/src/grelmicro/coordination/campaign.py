@@ -8,6 +8,7 @@ from random import random
 from typing import Protocol
 
 from grelmicro.clock import TimeLimit, sleep
+from grelmicro.coordination.losses import why_lost
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LEASE_DURATION, LeaderRecord
 from grelmicro.coordination.standing import Standing, Term, Timing
@@ -177,8 +178,9 @@ class Campaign:
             return
         self._heard(sent_at)
         if lease is None:
-            term.held_until = self._clock.now()
-            self._standing.resign("it expired or was taken over")
+            deadline, term.held_until = term.held_until, self._clock.now()
+            term.lead_until = min(term.lead_until, term.held_until)
+            self._standing.resign(await why_lost(self._backend, term.lease, deadline))
             return
         late = self._standing.leading_for(term) <= 0
         term.confirm(lease, sent_at, timing)

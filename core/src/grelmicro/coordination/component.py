@@ -12,6 +12,7 @@ from typing import Any, Literal, Self, TypeVar, cast, get_args
 from grelmicro.config import check_name, check_namespace, worker_of_environment
 from grelmicro.context import bound
 from grelmicro.coordination.adapters import LeaseAdapter
+from grelmicro.coordination.breaking import break_lease
 from grelmicro.coordination.holders import LeaseHolder, holder_of
 from grelmicro.coordination.leaderelection import LeaderElection
 from grelmicro.coordination.lock import Lock
@@ -164,6 +165,41 @@ class Coordination(Resource):
         """
         backend = self._backend_of(kind)
         return await holder_of(backend, f"{kind}:{check_name('holder_of()', name)}")
+
+    async def break_lock(
+        self, name: str, if_fence: int | None = None, *, kind: LeaseKind = "lock"
+    ) -> LeaseHolder | None:
+        """Take a lock, a task lock or a role away from its holder, and wake those who wait for it.
+
+        For operators, where a holder hangs and goes on to renew. The holder learns of it by its next renewal, at once
+        if it is in this process and renewed: its block ends in `LockLostError`, or its term. Until then it works on,
+        under a fence that every later holder's is above.
+
+        Args:
+            name: that of the `Lock`, the `TaskLock` or the `LeaderElection`.
+            if_fence: break it only under this fencing token, as `holder_of` told it; None: whoever holds it now.
+            kind: which of them: `lock`, `tasklock` or `leader`.
+
+        Returns:
+            The holder from which it was taken; None if it was free, was given back meanwhile, or has another fence.
+
+        Raises:
+            BackendUnavailableError: the store failed.
+            OutcomeUnknownError: the store did not answer; it is repeated in the background until the lease ends.
+            OutOfContextError: it is not open.
+            SettingsValidationError: the name, the fence or the kind is none.
+        """
+        backend = self._backend_of(kind)
+        stored = f"{kind}:{check_name('break_lock()', name)}"
+        if if_fence is not None and (not isinstance(if_fence, int) or isinstance(if_fence, bool)):
+            raise SettingsValidationError(
+                f"break_lock(): if_fence should be a fencing token, not {type(if_fence).__name__}: "
+                "give the fence that holder_of() told, or leave it out"
+            )
+        broken = await break_lease(backend, stored, if_fence, getattr(backend, "worker", "") or "an operator")
+        if broken is not None and isinstance(backend, LockBackend):
+            backend.renewer.renew_now(stored)
+        return broken
 
     def _backend_of(self, kind: LeaseKind) -> LeaseBackend:
         """What keeps the leases of a kind."""

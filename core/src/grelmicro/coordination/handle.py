@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from grelmicro import lifecycle
 from grelmicro.coordination.hold import Hold
 from grelmicro.coordination.identity import NOBODY, Owner
+from grelmicro.coordination.losses import why_lost
 from grelmicro.coordination.protocols import LockBackend
-from grelmicro.coordination.renewal import TAKEN
 from grelmicro.coordination.threads import call
 from grelmicro.errors import (
     GrelmicroError,
@@ -101,7 +101,7 @@ class LockHandle(Hold):
         self.ask(sent_at, ttl)
         lease = await self._backend.renew(self.lease, ttl)
         if lease is None:
-            self.lose(TAKEN)
+            await self._lose_taken()
         else:
             self.confirm(lease, sent_at, ttl)
         self._check_held("extended")
@@ -153,7 +153,7 @@ class LockHandle(Hold):
                 raise
         # The first of two requests may have done it: then the second one's "no" is no loss.
         if not owned and not repeated:
-            self.lose(TAKEN)
+            await self._lose_taken()
             self.leave_owner()
             raise self.lost_error("released", loss)
         self._finish()
@@ -171,6 +171,11 @@ class LockHandle(Hold):
             return
         self._backend.renewer.discard(self)
         self._tell_loss(reason)
+
+    async def _lose_taken(self) -> None:
+        """The store does not know it any more."""
+        deadline, self.deadline = self.deadline, min(self.deadline, self._backend.clock.now())
+        self.lose(await why_lost(self._backend, self.lease, deadline))
 
     def move_to(self, owner: Owner) -> None:
         """Let `owner` be who holds it, as far as the lock knows."""
@@ -250,7 +255,7 @@ class LockHandle(Hold):
         if owned:
             self._finish()
         else:
-            self.lose(TAKEN)
+            await self._lose_taken()
         return owned
 
     def _finish(self) -> None:

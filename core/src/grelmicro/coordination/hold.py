@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from grelmicro import lifecycle
 from grelmicro.clock import DRIFT, Signal
 from grelmicro.coordination.interruption import Interruption
+from grelmicro.coordination.losses import BROKEN
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.errors import LockLostError, LockNotOwnedError
 from grelmicro.events import emit
@@ -160,6 +161,8 @@ class Hold:
         """What to do so that it does not end like this again."""
         if self._generation is not lifecycle.generation:
             return "acquire it in the process that needs it"
+        if self._reason.startswith(BROKEN):
+            return "find out what made it necessary before you acquire it again"
         if self.reached_max_hold():
             return "make it shorter or use a longer max_hold"
         if self.renewed_automatically:

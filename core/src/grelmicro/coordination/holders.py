@@ -45,18 +45,22 @@ async def holder_of(backend: LeaseBackend, name: str) -> LeaseHolder | None:
         CoordinationBackendError: the store failed.
     """
     lease = await backend.read(name)
-    if lease is None or not lease.live:
-        return None
+    return await describe(backend, lease) if lease is not None and lease.live else None
+
+
+async def describe(backend: LeaseBackend, lease: Lease) -> LeaseHolder:
+    """Who holds `lease`, which was read from `backend`.
+
+    Raises:
+        CoordinationBackendError: the store failed.
+    """
     facts: Mapping[str, str] = {}
     seen_at: float | None = None
+    now = backend.clock.wall()
     if lease.process == process_id():
-        facts, seen_at = describe_process(), backend.clock.wall()
+        facts, seen_at = describe_process(), now
     elif lease.process and (record := await backend.read(process_name(lease.process))) is not None:
         facts, seen_at = record.data, record.renewed_at
-    return _described(lease, facts, seen_at, backend.clock.wall())
-
-
-def _described(lease: Lease, facts: Mapping[str, str], seen_at: float | None, now: float) -> LeaseHolder:
     pid, started = facts.get("pid"), facts.get("started")
     return LeaseHolder(
         worker=lease.worker,

@@ -10,14 +10,12 @@ from typing import Protocol
 
 from grelmicro.clock import DRIFT, Clock, TimeLimit, Timer
 from grelmicro.coordination.identity import Owner
+from grelmicro.coordination.losses import TAKEN
 from grelmicro.leases import Lease, PartlyRenewedError
 from grelmicro.leases.outage import Outage
 from grelmicro.lifecycle import distinguish_cancellation
 
 logger = logging.getLogger("grelmicro.coordination")
-
-TAKEN = "it expired or was taken over"
-"""Why a lease is lost that the store does not find any more."""
 
 OUTAGE_INTERVAL = 30.0
 """Seconds between two lines of the log about renewals that go on failing."""
@@ -60,6 +58,12 @@ class Renewable(Protocol):
 
 RenewMany = Callable[[Sequence[tuple[Lease, float]]], Awaitable[list[Lease]]]
 
+WhyLost = Callable[[Lease, float], Awaitable[str]]
+
+
+async def _unexplained(lease: Lease, deadline: float) -> str:
+    return TAKEN
+
 
 class Renewer:
     """Renews leases at a third of their duration until they are given up, lost, or dropped.
@@ -70,9 +74,16 @@ class Renewer:
     the renewal of a short one must be cut off from.
     """
 
-    def __init__(self, clock: Clock, renew_many: RenewMany, outage: Outage | None = None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        renew_many: RenewMany,
+        outage: Outage | None = None,
+        why_lost: WhyLost = _unexplained,
+    ) -> None:
         self._clock = clock
         self._renew_many = renew_many
+        self._why_lost = why_lost
         self._held: dict[int, weakref.ref[Renewable]] = {}
         self._outage = outage or Outage("a store", logger)
         # One timer for all leases. It stays when they are given up: most are long before it fires, and it serves the
@@ -102,6 +113,13 @@ class Renewer:
         self._held.pop(id(held), None)
         if not self._held and self._clock.now() < self._look_at:
             self._shortest = inf
+
+    def renew_now(self, name: str) -> None:
+        """Renew the leases of one name at once: it was taken away, and their holders should know."""
+        for held in self._alive():
+            if held.lease.name == name:
+                held.renew_at = self._clock.now()
+        self._look_after()
 
     async def close(self) -> None:
         """Stop; what is still held is lost."""
@@ -216,9 +234,16 @@ class Renewer:
             self._outage.note(error, self._clock.now(), OUTAGE_INTERVAL, WHO)
             return
         by_holder = {lease.holder: lease for lease in survivors}
+        gone = []
         for held, ttl in asked:
             if (lease := by_holder.get(held.lease.holder)) is not None:
                 held.confirm(lease, sent_at, ttl)
             elif held.lease.holder not in unknown and id(held) in self._held:  # not released meanwhile
                 self.discard(held)
-                held.lose(TAKEN)
+                gone.append(self._lose(held))
+        await asyncio.gather(*gone)
+
+    async def _lose(self, held: Renewable) -> None:
+        """The store does not know a lease any more, which is not valid from now on; its holder learns why."""
+        deadline, held.deadline = held.deadline, min(held.deadline, self._clock.now())
+        held.lose(await self._why_lost(held.lease, deadline))

@@ -407,6 +407,50 @@ class LeaseStoreContract:
         answers = await asyncio.gather(*(stores[n % 2].acquire(name, f"h{n}", 300.0) for n in range(32)))
         assert sum(answer.granted_to(f"h{n}") for n, answer in enumerate(answers)) == 1
 
+    # Breaking: an operator releases what it read
+
+    async def test_a_lease_that_was_broken_is_the_holders_no_more(
+        self, store: LeaseStore, other: LeaseStore | None, name: str
+    ) -> None:
+        operator = other or store
+        held = await store.acquire(name, "a", 300.0)
+        assert await operator.release(await found(operator, name)) is True
+        assert await store.renew(held, 300.0) is None
+        assert await store.release(held) is False
+        assert (await operator.acquire(name, "b", 300.0)).fence > held.fence
+
+    async def test_a_lease_that_changed_hands_is_not_broken(
+        self, store: LeaseStore, other: LeaseStore | None, name: str
+    ) -> None:
+        operator = other or store
+        held = await store.acquire(name, "a", 300.0)
+        seen = await found(operator, name)
+        await store.release(held)
+        again = await store.acquire(name, "a", 300.0)
+        assert await operator.release(seen) is False
+        assert await store.renew(again, 300.0) is not None
+
+    async def test_a_lease_that_is_renewed_meanwhile_is_broken_all_the_same(
+        self, store: LeaseStore, other: LeaseStore | None, name: str
+    ) -> None:
+        operator = other or store
+        for _ in range(5):
+            held = await store.acquire(name, "a", 300.0)
+            seen = await found(operator, name)
+            _, broken = await asyncio.gather(store.renew(held, 300.0), operator.release(seen))
+            assert broken is True
+            assert await store.renew(held, 300.0) is None
+            assert not (await found(operator, name)).live
+
+    async def test_breaking_a_lease_ends_a_wait(self, store: LeaseStore, other: LeaseStore | None, name: str) -> None:
+        await store.acquire(name, "a", 300.0)
+        operator = other or store
+        async with store.watch(name) as waiter:
+            pushes_or_skip(waiter)
+            assert not (await store.acquire(name, "b", 300.0, waiting=True)).granted_to("b")
+            assert await operator.release(await found(operator, name))
+            assert await until_granted(store, waiter, name, "b")
+
 
 def short(store: LeaseStore) -> float:
     """A duration in seconds that a test can let pass."""

@@ -1,0 +1,44 @@
+"""Why a lease was lost that the store does not know any more: it was broken by an operator, or nobody can tell."""
+
+from typing import Protocol
+
+from grelmicro.clock import Clock, TimeLimit
+from grelmicro.leases import Lease
+from grelmicro.lifecycle import distinguish_cancellation
+
+TAKEN = "it expired or was taken over"
+"""Why a lease is lost that the store does not find any more."""
+
+BROKEN = "it was broken by "
+"""How the reason begins when an operator took it away; the operator's worker name follows."""
+
+REASON_LIMIT = 1.0
+"""Seconds for which the reason is looked for: whoever lost the lease waits for it."""
+
+
+class Readable(Protocol):
+    """What the reason is read from."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    async def read(self, name: str) -> Lease | None: ...
+
+
+def note_name(name: str) -> str:
+    """The name of the record that tells who broke the lease `name`, and under which fence it was held then."""
+    return f"break:{name}"
+
+
+async def why_lost(records: Readable, lease: Lease, deadline: float) -> str:
+    """Why `lease` was lost, as its holder asks that was sure of it until `deadline`."""
+    if records.clock.now() < deadline:  # else it ran out, as leases do
+        try:
+            with distinguish_cancellation():
+                async with TimeLimit(records.clock, REASON_LIMIT):
+                    note = await records.read(note_name(lease.name))
+        except Exception:
+            return TAKEN
+        if note is not None and note.data.get("fence") == str(lease.fence):
+            return BROKEN + (note.data.get("worker") or "an operator")
+    return TAKEN
