@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 from grelmicro.callables import runs_in_thread
 from grelmicro.coordination import LeaderElection, LeadershipLostError
 from grelmicro.errors import SettingsValidationError
+from grelmicro.guards import note_guard
 from grelmicro_starlette.family import LockFamily
 from grelmicro_starlette.serving import WEBSOCKET, check_takes_part
 
@@ -53,6 +54,7 @@ def locked(
                 connection.state.lock = handle
                 return await call(*args, **kwargs)
 
+        note_guard(f"@locked({name!r})", handler, guarded)
         return guarded
 
     return decorate
@@ -88,6 +90,7 @@ def leader_only(leader: LeaderElection) -> Callable[[Handler], AsyncHandler]:
                 raise LeadershipLostError(f"leadership of '{leader.name}' was lost while a handler ran in a thread")
             return answer
 
+        note_guard("@leader_only", handler, guarded)
         return guarded
 
     return decorate

@@ -10,7 +10,7 @@ from grelmicro import Grelmicro
 from grelmicro.coordination import LeaderElection
 from grelmicro.errors import SettingsValidationError
 from grelmicro.signals import handing_over
-from grelmicro_starlette.serving import KEY, installed_below
+from grelmicro_starlette.serving import KEY, check_guards, installed_below
 
 logger = logging.getLogger("grelmicro.starlette")
 
@@ -41,13 +41,15 @@ def lifespan(
         signals: hand leadership over at SIGTERM and SIGINT, not when the server has served its last request.
 
     Raises:
-        SettingsValidationError: `lead` has something else than coroutine functions by election.
+        SettingsValidationError: `lead` has something else than coroutine functions by election. At the start: a route
+            runs a function without the guard that it is decorated with.
     """
     for leader, work in (lead or {}).items():
         _check_lead(leader, work)
 
     @asynccontextmanager
     async def opened(app: Any) -> AsyncIterator[Mapping[str, Any]]:
+        check_guards(app)
         # This app's own comes last, so that `mine` is served by it.
         every = [*(other for other in dict.fromkeys(installed_below(app)) if other is not micro), micro]
         departure = _Departure(every)

@@ -8,10 +8,14 @@ from starlette.requests import HTTPConnection
 
 from grelmicro import Grelmicro
 from grelmicro.coordination import LeaderElection, LockBackend
-from grelmicro.errors import OutOfContextError
+from grelmicro.errors import OutOfContextError, SettingsValidationError
+from grelmicro.guards import bypassed
 
 KEY = "grelmicro"
 """Where an app's `Grelmicro` is found: in `app.state` and in the lifespan state."""
+
+INNER = ("app", "_base_app", "original_router")
+"""Where middleware, a mount with middleware, and an included router have what is inside of them."""
 
 WEBSOCKET = "grelmicro.websocket"
 """Where a scope has the websocket that its handler uses: a class-based one shares it with nobody else."""
@@ -43,11 +47,37 @@ def check_takes_part(connection: HTTPConnection, leader: LeaderElection) -> None
 
 def installed_below(app: Any) -> Iterator[Grelmicro]:
     """What was installed on the apps that are mounted below `app`."""
-    for route in getattr(app, "routes", None) or ():
-        below = getattr(route, "app", None)
+    for below in reachable(app):
         if isinstance(below, Starlette) and isinstance(own := getattr(below.state, KEY, None), Grelmicro):
             yield own
-        yield from installed_below(route)
+
+
+def check_guards(app: Any) -> None:
+    """Refuse routes that run a function without the guard that it was decorated with.
+
+    Raises:
+        SettingsValidationError: a route of `app`, or of an app below it, is such a one.
+    """
+    endpoints = [endpoint for each in reachable(app) if (endpoint := getattr(each, "endpoint", None)) is not None]
+    for function, decorator in bypassed(endpoints):
+        raise SettingsValidationError(
+            f"{decorator} stands above the decorator that makes '{function.__qualname__}' a route, so requests pass it "
+            f"by: write the route's decorator, such as @app.get(...), above {decorator}"
+        )
+
+
+def reachable(app: Any) -> Iterator[Any]:
+    """`app` and the routes, routers and apps below it, each once, also those that middleware is wrapped around."""
+    found: dict[int, Any] = {}
+    left = [app]
+    while left:
+        each = left.pop()
+        if id(each) in found:
+            continue
+        found[id(each)] = each
+        yield each
+        inner = [below for name in INNER if (below := getattr(each, name, None)) is not None]
+        left += reversed([*(getattr(each, "routes", None) or ()), *inner])
 
 
 def _grelmicro(connection: HTTPConnection) -> Grelmicro | None:
@@ -61,7 +91,8 @@ def _grelmicro(connection: HTTPConnection) -> Grelmicro | None:
         raise OutOfContextError(
             "the Grelmicro of this app is not open, since the app's lifespan did not run: servers run the lifespan of "
             "the root app alone, so call install() on that one, too, which opens those of apps mounted below it; "
-            "in a test use `with TestClient(app)`, or, around an httpx.AsyncClient, "
+            "one that is hidden in a wrapper without an attribute `app` is opened in the root's lifespan with `async "
+            "with`; in a test use `with TestClient(app)`, or, around an httpx.AsyncClient, "
             "`async with app.router.lifespan_context(app)`"
         )
     return found
