@@ -77,7 +77,7 @@ def test_settings_of_each_family(monkeypatch: pytest.MonkeyPatch) -> None:
         return [(math.ceil(handle.expires_in), handle.renewed_automatically) for handle in held.handles]
 
     with TestClient(app) as client:
-        assert client.get("/1").json() == [[7, True], [60, True]]
+        assert client.get("/1").json() == [[7, True], [30, True]]
 
 
 def pair(store: Callable[[], Any]) -> list[FastAPI]:

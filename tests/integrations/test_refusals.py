@@ -6,12 +6,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from starlette.applications import Starlette
+from starlette.endpoints import HTTPEndpoint
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.testclient import TestClient, WebSocketDenialResponse
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from grelmicro import Grelmicro
@@ -116,20 +118,89 @@ def test_programming_errors_are_no_refusals() -> None:
         client_of(LockReentrantError("twice")).get("/")
 
 
-def test_log_is_told_why_the_store_failed_and_once_for_many_requests(caplog: pytest.LogCaptureFixture) -> None:
+def test_store_that_fails_is_one_line_for_many_requests(caplog: pytest.LogCaptureFixture) -> None:
     client = client_of(BackendUnavailableError("the file is locked"))
     for _ in range(5):
         client.get("/")
-    told = [(record.name, record.levelno) for record in caplog.records if "the file is locked" in record.message]
-    assert told == [("grelmicro.starlette", logging.WARNING)]
+    assert [(record.name, record.levelno, record.message) for record in caplog.records if "/" in record.message] == [
+        (
+            "grelmicro.starlette",
+            logging.WARNING,
+            "GET / was refused with 503 (and 0 other requests since the last word on it): the file is locked",
+        )
+    ]
 
 
-@pytest.mark.parametrize("error", [WouldBlockError, NotLeaderError])
-def test_turning_somebody_away_is_no_event_for_the_log(
-    error: type[Exception], caplog: pytest.LogCaptureFixture
-) -> None:
-    client_of(error("busy")).get("/")
-    assert not [record for record in caplog.records if record.name.startswith("grelmicro")]
+@pytest.mark.parametrize(
+    ("error", "level", "told"),
+    [
+        (WouldBlockError, logging.DEBUG, "was refused with 409"),
+        (LockTimeoutError, logging.DEBUG, "was refused with 409"),
+        (NotLeaderError, logging.DEBUG, "was refused with 503"),
+        (LockLostError, logging.WARNING, "was interrupted, and answered with 503"),
+        (LeadershipLostError, logging.WARNING, "was interrupted, and answered with 503"),
+    ],
+)
+def test_log_names_the_route(error: type[Exception], level: int, told: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Contention is no event for the log of a service at its usual level."""
+    caplog.set_level(logging.DEBUG, "grelmicro")
+    client_of(error("why")).get("/")
+    lines = [(record.levelno, record.message) for record in caplog.records if record.name.startswith("grelmicro")]
+    assert lines == [(level, f"GET / {told}: why")]
+
+
+@locked("cart:{cart_id}", timeout=0)
+async def checkout(request: Request) -> Response:
+    raise AssertionError("must not run")
+
+
+class Carts(HTTPEndpoint):
+    get = checkout
+
+
+def test_log_names_the_route_by_its_template(caplog: pytest.LogCaptureFixture) -> None:
+    """What the client chose may be a secret, and forge lines of the log."""
+    caplog.set_level(logging.DEBUG, "grelmicro")
+    micro = Grelmicro(uses=[Coordination.from_url("memory://")])
+    below, included, root = FastAPI(), APIRouter(), FastAPI()
+    included.add_api_route("/carts/{cart_id}", checkout)
+    below.include_router(included, prefix="/included")
+    below.add_api_route("/carts/{cart_id}", checkout, methods=["PUT", "POST"])
+    plain = Starlette(routes=[Route("/carts/{cart_id:int}", Carts)])
+    root.mount("/below", below)
+    root.mount("/plain/{shop}", plain)
+    for app in (below, plain, root):
+        install(app, micro)
+    with TestClient(root) as client, held_elsewhere(micro, "cart:7"):
+        assert client.get("/below/included/carts/7").status_code == 409
+        assert client.post("/below/carts/7").status_code == 409
+        assert client.get("/plain/a%0Ab/carts/7").status_code == 409
+    told = [record.message.partition(" was refused")[0] for record in caplog.records if "refused" in record.message]
+    assert told == [
+        "GET /below/included/carts/{cart_id}",
+        "POST /below/carts/{cart_id}",
+        "GET /plain/a%0Ab/carts/{cart_id:int}",
+    ]
+
+
+def test_log_names_what_was_called_where_no_route_served(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "grelmicro")
+    app = Starlette(routes=[Mount("/", app=fail_below)], exception_handlers=exception_handlers())
+    TestClient(app).get("/secret")
+    assert [record.message for record in caplog.records if record.name == "grelmicro.starlette"] == [
+        "GET fail_below was refused with 409: busy"
+    ]
+
+
+async def fail_below(scope: Scope, receive: Receive, send: Send) -> None:
+    raise WouldBlockError("busy")
+
+
+def test_log_names_websockets(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "grelmicro")
+    with pytest.raises(WebSocketDenialResponse), client_of(WouldBlockError("busy")).websocket_connect("/ws"):
+        pass
+    assert "websocket /ws was refused with 409: busy" in [record.message for record in caplog.records]
 
 
 def test_websocket_is_denied_with_the_document() -> None:

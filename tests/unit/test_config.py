@@ -24,10 +24,20 @@ def test_defaults() -> None:
 
 def test_what_is_to_be_renewed_is_unless_somebody_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Lock("cart", lease_duration=7).config.renewing() == LockConfig(lease_duration=7, auto_renew=True)
-    assert TaskLock("report").config.renewing() == TaskLockConfig(auto_renew=True)
+    assert Lock("cart", lease_duration=60, auto_renew=True).config.renewing().lease_duration == 60
     assert not Lock("cart", auto_renew=False).config.renewing().auto_renew
     monkeypatch.setenv("GREL_LOCK_CART_AUTO_RENEW", "0")
     assert not Lock("cart").config.renewing().auto_renew
+
+
+def test_a_lease_that_is_renewed_for_a_handler_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Lock("cart").config.renewing().lease_duration == 30
+    assert Lock("cart", auto_renew=True).config.renewing().lease_duration == 30
+    assert Lock("cart", auto_renew=False).config.renewing().lease_duration == 60
+    assert TaskLock("report").config.renewing().lease_duration == 30
+    assert TaskLock("report", min_hold_duration=45).config.renewing().lease_duration == 45
+    monkeypatch.setenv("GREL_LOCK_LEASE_DURATION", "90")
+    assert Lock("cart").config.renewing().lease_duration == 90
 
 
 def test_the_nearest_wins(monkeypatch: pytest.MonkeyPatch) -> None:

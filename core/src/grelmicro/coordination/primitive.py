@@ -33,6 +33,9 @@ logger = logging.getLogger("grelmicro.coordination")
 SHORTEST_CYCLE = 0.1
 """Seconds between two grants that come too late, at least: a lease that is shorter than the way to the store."""
 
+RENEWED_LEASE_SECONDS = 30.0
+"""The lease of a lock that is renewed while a request is served: a worker that was killed blocks it for no longer."""
+
 SWEEP_FROM = 64
 """Owners in one primitive from which on those that ended without a release are looked for."""
 
@@ -48,8 +51,20 @@ class LeaseConfig(WorkerConfig):
     """Seconds after which it is not renewed any more; None: no limit."""
 
     def renewing(self) -> Self:
-        """The same, but renewed unless somebody said no: for handlers, where nobody sees to a lease that runs out."""
-        return self if "auto_renew" in self.model_fields_set else self.model_copy(update={"auto_renew": True})
+        """The same with the defaults of handlers: renewed, and then under a shorter lease.
+
+        A handler does not see to a lease that runs out, and one that is renewed need not be long.
+        """
+        if "auto_renew" in self.model_fields_set and not self.auto_renew:
+            return self
+        changed: dict[str, object] = {"auto_renew": True}
+        if "lease_duration" not in self.model_fields_set:
+            changed["lease_duration"] = max(RENEWED_LEASE_SECONDS, self._shortest_lease())
+        return self.model_copy(update=changed)
+
+    def _shortest_lease(self) -> float:
+        """Seconds that a lease has to have at least."""
+        return 0.0
 
 
 C = TypeVar("C", bound=LeaseConfig)

@@ -42,6 +42,9 @@ class TaskLockConfig(LeaseConfig):
             raise ValueError("min_hold_duration should be at most lease_duration")
         return self
 
+    def _shortest_lease(self) -> float:
+        return self.min_hold_duration
+
 
 class TaskLock(LeasePrimitive[TaskLockConfig]):
     """A lock for scheduled work: entering it never waits, and leaving early keeps it for its minimum hold.

@@ -20,6 +20,7 @@ def LockDep(
     timeout: float | None = 5.0,
     auto_renew: bool | None = None,
     lease_duration: float | None = None,
+    max_hold: float | None = None,
     scope: Scope = "function",
     **results: Any,
 ) -> Any:
@@ -43,7 +44,10 @@ def LockDep(
             The lock's environment variables are those of the template: `GREL_LOCK_CART_*` for `cart:{cart_id}`.
         timeout: seconds to wait for the lock; None waits as long as it takes, 0 tries once.
         auto_renew: keep the lease alive while it is held. None: the environment, else on.
-        lease_duration: seconds after which the lock frees itself. None: the environment, else 60.
+        lease_duration: seconds after which the lock frees itself. None: the environment, else 30, or 60 where it is
+            not renewed.
+        max_hold: seconds after which it is not renewed any more, so that a handler that hangs loses it.
+            None: the environment, else no limit.
         scope: `function` gives it back before the response is sent; `request` after the response and its background
             tasks, which streams need.
         results: dependencies whose results stand in the name, by the names of their fields:
@@ -53,7 +57,12 @@ def LockDep(
     Raises:
         SettingsValidationError: the template, a setting or a dependency breaks a rule.
     """
-    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    settings = {
+        "timeout": timeout,
+        "auto_renew": auto_renew,
+        "lease_duration": lease_duration,
+        "max_hold": max_hold,
+    }
     return _declaration(HeldLock, [name], settings, scope, results)
 
 
@@ -63,6 +72,7 @@ def FenceDep(
     timeout: float | None = 5.0,
     auto_renew: bool | None = None,
     lease_duration: float | None = None,
+    max_hold: float | None = None,
     scope: Scope = "function",
     **results: Any,
 ) -> Any:
@@ -70,7 +80,12 @@ def FenceDep(
 
     It is for handlers that pass it on and do nothing else with the lock; arguments and errors are those of `LockDep`.
     """
-    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    settings = {
+        "timeout": timeout,
+        "auto_renew": auto_renew,
+        "lease_duration": lease_duration,
+        "max_hold": max_hold,
+    }
     return _declaration(HeldFence, [name], settings, scope, results)
 
 
@@ -79,6 +94,7 @@ def LocksDep(
     timeout: float | None = 5.0,
     auto_renew: bool | None = None,
     lease_duration: float | None = None,
+    max_hold: float | None = None,
     scope: Scope = "function",
     **results: Any,
 ) -> Any:
@@ -93,13 +109,19 @@ def LocksDep(
         timeout: seconds to wait for all of them together; None waits as long as it takes, 0 tries each once.
         auto_renew: see `LockDep`.
         lease_duration: see `LockDep`.
+        max_hold: see `LockDep`.
         scope: see `LockDep`.
         results: see `LockDep`.
 
     Raises:
         SettingsValidationError: there is no name, or a template, a setting or a dependency breaks a rule.
     """
-    settings = {"timeout": timeout, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    settings = {
+        "timeout": timeout,
+        "auto_renew": auto_renew,
+        "lease_duration": lease_duration,
+        "max_hold": max_hold,
+    }
     return _declaration(HeldLocks, names, settings, scope, results)
 
 
@@ -109,6 +131,7 @@ def TaskLockDep(
     min_hold_duration: float | None = None,
     auto_renew: bool | None = None,
     lease_duration: float | None = None,
+    max_hold: float | None = None,
     scope: Scope = "function",
     **results: Any,
 ) -> Any:
@@ -128,14 +151,20 @@ def TaskLockDep(
             None: the environment, else 1.
         auto_renew: keep the lease alive while it is held. None: the environment, else on.
         lease_duration: seconds after which it frees itself, at least `min_hold_duration`. None: the environment, else
-            60.
+            30, or 60 where it is not renewed.
+        max_hold: see `LockDep`.
         scope: see `LockDep`.
         results: see `LockDep`.
 
     Raises:
         SettingsValidationError: the template, a setting or a dependency breaks a rule.
     """
-    settings = {"min_hold_duration": min_hold_duration, "auto_renew": auto_renew, "lease_duration": lease_duration}
+    settings = {
+        "min_hold_duration": min_hold_duration,
+        "auto_renew": auto_renew,
+        "lease_duration": lease_duration,
+        "max_hold": max_hold,
+    }
     return _declaration(HeldTaskLock, [name], settings, scope, results)
 
 

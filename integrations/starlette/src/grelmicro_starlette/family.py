@@ -23,7 +23,15 @@ class LockFamily:
     config: LockConfig
 
     @classmethod
-    def of(cls, name: str, *, timeout: float | None, auto_renew: bool | None, lease_duration: float | None) -> Self:
+    def of(
+        cls,
+        name: str,
+        *,
+        timeout: float | None,
+        auto_renew: bool | None,
+        lease_duration: float | None,
+        max_hold: float | None,
+    ) -> Self:
         """The family of a template; settings left None come from the environment.
 
         Raises:
@@ -32,8 +40,8 @@ class LockFamily:
         template = NameTemplate(name)
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, zero=True)
-        config = Lock(name, auto_renew=auto_renew, lease_duration=lease_duration).config
-        return cls(template, timeout, config.renewing())
+        lock = Lock(name, auto_renew=auto_renew, lease_duration=lease_duration, max_hold=max_hold)
+        return cls(template, timeout, lock.config.renewing())
 
     def hold(
         self, name: str, connection: HTTPConnection, *, in_thread: bool

@@ -26,6 +26,7 @@ def locked(
     timeout: float | None = 5.0,
     auto_renew: bool | None = None,
     lease_duration: float | None = None,
+    max_hold: float | None = None,
 ) -> Callable[[Handler], AsyncHandler]:
     """Run the decorated handler while it holds a lock; `request.state["lock"]` is its `LockHandle`.
 
@@ -37,12 +38,17 @@ def locked(
             variables are those of the template: `GREL_LOCK_ORDER_*` for `order:{order_id}`.
         timeout: seconds to wait for the lock; None waits as long as it takes, 0 tries once.
         auto_renew: keep the lease alive while the handler runs. None: the environment, else on.
-        lease_duration: seconds after which the lock frees itself. None: the environment, else 60.
+        lease_duration: seconds after which the lock frees itself. None: the environment, else 30, or 60 where it is
+            not renewed.
+        max_hold: seconds after which it is not renewed any more, so that a handler that hangs loses it.
+            None: the environment, else no limit.
 
     Raises:
         SettingsValidationError: the template or a setting breaks a rule.
     """
-    family = LockFamily.of(name, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration)
+    family = LockFamily.of(
+        name, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration, max_hold=max_hold
+    )
 
     def decorate(handler: Handler) -> AsyncHandler:
         call, in_thread = _awaitable(handler), runs_in_thread(handler)

@@ -17,6 +17,7 @@ from grelmicro.callables import runs_in_thread
 from grelmicro.config import check_seconds
 from grelmicro.coordination import (
     CoordinationBackendError,
+    LeadershipLostError,
     LockNotOwnedError,
     NotLeaderError,
     WouldBlockError,
@@ -25,7 +26,7 @@ from grelmicro.errors import SettingsValidationError
 from grelmicro.presence import Presence
 from grelmicro.problems import MEDIA_TYPE
 from grelmicro_starlette.presence import ClientLeftError, presence
-from grelmicro_starlette.serving import WEBSOCKET
+from grelmicro_starlette.serving import WEBSOCKET, route_title
 
 logger = logging.getLogger("grelmicro.starlette")
 
@@ -77,9 +78,8 @@ def exception_handlers(*, retry_after: float = 1, refusal: Refusal | None = None
     store = _Trouble()
 
     async def refuse(connection: Request | WebSocket, error: Exception) -> Response | None:
-        if isinstance(error, CoordinationBackendError) and (untold := store.untold()) is not None:
-            logger.warning("a request was refused (and %d since the last word on it): %s", untold, error)
         problem = Problem.of(error, retry_after=least)
+        _log(connection, problem, error, store)
         response = problem.response() if answer is None else answer(connection, problem)
         if isinstance(connection, WebSocket):
             await _deny(connection, response, problem)
@@ -88,6 +88,23 @@ def exception_handlers(*, retry_after: float = 1, refusal: Refusal | None = None
 
     refused = (WouldBlockError, LockNotOwnedError, NotLeaderError, CoordinationBackendError)
     return {**dict.fromkeys(refused, refuse), ClientLeftError: _say_nothing}
+
+
+def _log(connection: HTTPConnection, problem: Problem, error: Exception, store: "_Trouble") -> None:
+    """Write one line that names the route. Contention is no trouble, and a store that fails does so for all routes."""
+    if isinstance(error, CoordinationBackendError):
+        if (untold := store.untold()) is not None:
+            logger.warning(
+                "%s was refused with %d (and %d other requests since the last word on it): %s",
+                route_title(connection),
+                problem.status,
+                untold,
+                error,
+            )
+    elif isinstance(error, LockNotOwnedError | LeadershipLostError):
+        logger.warning("%s was interrupted, and answered with %d: %s", route_title(connection), problem.status, error)
+    elif logger.isEnabledFor(logging.DEBUG):
+        logger.debug("%s was refused with %d: %s", route_title(connection), problem.status, error)
 
 
 async def _say_nothing(connection: Request | WebSocket, error: Exception) -> Response | None:

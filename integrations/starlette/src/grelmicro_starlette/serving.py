@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection
+from starlette.types import Scope
 
 from grelmicro import Grelmicro
 from grelmicro.coordination import LeaderElection, LockBackend
@@ -78,6 +80,27 @@ def reachable(app: Any) -> Iterator[Any]:
         yield each
         inner = [below for name in INNER if (below := getattr(each, name, None)) is not None]
         left += reversed([*(getattr(each, "routes", None) or ()), *inner])
+
+
+def route_title(connection: HTTPConnection) -> str:
+    """What the log calls the route of a request: `POST /orders/{order_id}`, without the values of its parameters.
+
+    The path of a mount has its values, percent-encoded. A request that no route served has the name of what was called.
+    """
+    scope = connection.scope
+    method = scope.get("method", "websocket")
+    endpoint = scope.get("endpoint")
+    # The framework sets the route, if it is recent, and FastAPI beside it what an included router makes of it.
+    route = scope.get("fastapi", {}).get("effective_route_context") or scope.get("route") or _route_of(scope, endpoint)
+    if hasattr(route, "endpoint"):  # else it is a mount
+        return f"{method} {quote(scope.get('root_path', ''))}{route.path}"
+    return f"{method} {getattr(endpoint, '__qualname__', type(endpoint).__qualname__)}"
+
+
+def _route_of(scope: Scope, endpoint: object) -> Any:
+    """The first route of the request's app that has its endpoint."""
+    routes = reachable(scope.get("app"))
+    return next((each for each in routes if endpoint is not None and getattr(each, "endpoint", None) is endpoint), None)
 
 
 def _grelmicro(connection: HTTPConnection) -> Grelmicro | None:
