@@ -5,7 +5,7 @@ import gc
 import logging
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -246,12 +246,14 @@ def leave_what_waits_and_go_on() -> None:
 
     async def leave_open() -> None:
         await micro.__aenter__()
-        left.append(asyncio.create_task(hold()))
+        left.append(asyncio.create_task(holding))
         await asyncio.sleep(0.01)
 
     async def main() -> None:
         async with micro:
             await Lock("other").acquire(timeout=1)
+
+    holding = hold()
 
     loop = asyncio.new_event_loop()
     loop.run_until_complete(leave_open())
@@ -259,6 +261,8 @@ def leave_what_waits_and_go_on() -> None:
     asyncio.run(main())
     for task in left:
         task._log_destroy_pending = False  # type: ignore[attr-defined]
+    with suppress(RuntimeError):  # its block ends without the loop
+        holding.close()
 
 
 def test_what_waits_on_a_loop_that_was_closed_does_not_disturb_the_next(monkeypatch: pytest.MonkeyPatch) -> None:

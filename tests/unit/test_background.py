@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
 import pytest
@@ -105,19 +106,90 @@ def test_what_fails_to_close_is_raised() -> None:
             pass
 
 
-async def test_it_is_refused_where_a_loop_runs(micro: Grelmicro) -> None:
-    with pytest.raises(OutOfContextError) as caught, micro:
-        pytest.fail("it did not open")
-    assert str(caught.value) == "`with` was used where an event loop runs: use `async with` here"
+@pytest.mark.parametrize("open_it", [Grelmicro.__enter__, Grelmicro.open])
+async def test_it_is_refused_where_a_loop_runs(micro: Grelmicro, open_it: Callable[[Grelmicro], object]) -> None:
+    with pytest.raises(OutOfContextError) as caught:
+        open_it(micro)
+    assert str(caught.value) == "`with` or open() was used where an event loop runs: use `async with` here"
 
 
-def test_it_is_refused_twice(micro: Grelmicro) -> None:
+def test_blocks_nest(micro: Grelmicro) -> None:
     with micro:
-        with pytest.raises(OutOfContextError) as caught, micro:
-            pytest.fail("it did not open")
-        with Lock("cart").from_thread:
-            pass
-    assert str(caught.value) == ("this app is open in a `with` already: open it once around the whole program")
+        with micro:
+            assert is_served()
+        assert is_served()
+    assert not micro.is_open
+
+
+def test_each_open_needs_its_close(micro: Grelmicro) -> None:
+    micro.close()  # as tidying up does where opening failed
+    micro.open()
+    micro.open()
+    with micro:
+        micro.close()
+        assert is_served()
+    assert is_served()
+    micro.close()
+    assert not micro.is_open
+    micro.close()
+    micro.open()
+    assert is_served()
+    micro.close()
+
+
+def test_open_serves_every_thread(micro: Grelmicro) -> None:
+    micro.open()
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda _: is_served(), range(8)))
+        pool.submit(micro.close).result()
+    assert not micro.is_open
+
+
+def test_threads_open_it_once() -> None:
+    log: list[str] = []
+    opened = Grelmicro(uses=[Coordination(MemoryProvider()), Part("part", log)])
+    together = threading.Barrier(8)
+
+    def work() -> None:
+        for _ in range(20):
+            together.wait(10)
+            with opened:
+                assert opened.is_open
+                assert log.count("open part") == log.count("close part") + 1
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work) for _ in range(8)]:
+            done.result(60)
+    assert not opened.is_open
+    assert log.count("open part") == log.count("close part")
+
+
+def test_who_comes_after_a_failed_opening_tries_again() -> None:
+    part = Part("server", [], opening=ConnectionError("no server"))
+    micro = Grelmicro(uses=[Coordination(MemoryProvider()), part])
+    with pytest.raises(ConnectionError):
+        micro.open()
+    part.opening = None
+    micro.open()
+    assert is_served()
+    micro.close()
+
+
+def test_closing_it_on_its_own_loop_is_refused(micro: Grelmicro) -> None:
+    async def close() -> None:
+        micro.close()
+
+    micro.open()
+    loop = micro.get_loop()
+    with pytest.raises(OutOfContextError, match="on its own event loop"):
+        asyncio.run_coroutine_threadsafe(close(), loop).result(10)
+    assert is_served()
+    micro.close()
+
+
+def is_served() -> bool:
+    with Lock("cart").from_thread.acquire(timeout=30) as held:
+        return held.valid
 
 
 def test_async_code_of_another_loop_is_refused(micro: Grelmicro) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Self, cast
 from uuid import UUID
 
 from grelmicro import lifecycle
-from grelmicro.background import BackgroundLoop
+from grelmicro.background import Background
 from grelmicro.config import check_worker, worker_of_environment
 from grelmicro.context import Binding, bind, open_apps, unbind
 from grelmicro.errors import OutOfContextError, SettingsValidationError
-from grelmicro.lifecycle import Resource
+from grelmicro.lifecycle import Shared
 from grelmicro.signals import handing_over
 
 if TYPE_CHECKING:
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 ENVIRONMENTS = ("development", "test", "staging", "production")
 
 
-class Grelmicro(Resource):
+class Grelmicro(Shared):
     """An application's coordination, and whatever else shall open and close with it.
 
-    Open it with `async with`; in code without an event loop with `with`, which runs one of its own in a thread. It can
-    be opened again after it was closed. Who opens it while it is open shares it.
+    Open it with `async with`; in code without an event loop with `with`, or `open` and `close`, which run one of its
+    own in a thread. Blocks nest, and several threads may open it: the last one closes it. It can be opened again then.
+    Leases that are held still when it closes are given back, but for those of blocks that go on.
 
     Args:
         uses: a `Coordination`, providers, `Tasks` and any other async context managers, or classes of them that need
@@ -57,7 +58,7 @@ class Grelmicro(Resource):
         self._signals = signals
         self._uses: list[AbstractAsyncContextManager[object]] = []
         self._opened = AsyncExitStack()
-        self._background: BackgroundLoop | None = None
+        self._background = Background()
         if not isinstance(uses, Iterable):
             raise SettingsValidationError(
                 f"Grelmicro uses should be a list, not {type(uses).__name__}: Grelmicro(uses=[...])"
@@ -119,7 +120,26 @@ class Grelmicro(Resource):
         """Its `Coordination`; it can build locks and elections before the app is open."""
         return cast("Coordination", self.component("coordination"))
 
-    async def open(self) -> None:
+    def open(self) -> None:
+        """Open it on an event loop in a thread; for code that has no running loop and no block to keep it open in.
+
+        Each `open` needs its `close`. A program that ends without closes it at the exit of its interpreter. Open it in
+        the process that uses it: a forked child has nothing of what its parent opened.
+
+        Raises:
+            OutOfContextError: an event loop runs in this thread, or it is open on another one.
+        """
+        self._background.open(self)
+
+    def close(self) -> None:
+        """Undo one `open`; the last one closes what it uses. It does nothing when it is not open.
+
+        Raises:
+            OutOfContextError: it was called on the event loop of the app itself.
+        """
+        self._background.close()
+
+    async def _begin_use(self) -> None:
         """Open what it uses; when one fails, those opened before are closed again."""
         # Work may start as soon as Tasks are open, so all that it needs is open before and closes after.
         ordered = sorted(self._uses, key=lambda item: getattr(item, "kind", "") == "tasks")
@@ -135,7 +155,7 @@ class Grelmicro(Resource):
             open_apps.remove(self)
             raise
 
-    async def close(self) -> None:
+    async def _end_use(self) -> None:
         """Close what it uses, in reverse order."""
         try:
             await self._opened.aclose()
@@ -191,25 +211,20 @@ class Grelmicro(Resource):
             unbind(self)
 
     def __enter__(self) -> Self:
-        """Open it on an event loop of its own, in a thread; for code that has no running loop.
+        """Open it on an event loop in a thread, for a block of code that has no running loop.
 
         Raises:
-            OutOfContextError: an event loop runs in this thread, or it is open that way already.
+            OutOfContextError: an event loop runs in this thread, or it is open on another one.
         """
-        if self._background is not None and self._background.alive:
-            raise OutOfContextError("this app is open in a `with` already: open it once around the whole program")
-        self._background = BackgroundLoop(self)
-        self._background.start()
+        self._background.open(self)
         bind(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        background, self._background = self._background, None
         try:
-            if background is not None:
-                background.stop()
+            self._background.close()
         finally:
             unbind(self)
 

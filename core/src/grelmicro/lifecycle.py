@@ -132,10 +132,11 @@ class BoundToProcess:
         )
 
 
-class Resource(BoundToProcess):
+class Shared(BoundToProcess):
     """Opened by each of its users with `async with`; the first opens it, the last closes it.
 
-    Subclasses write `open` and `close`. `open` leaves nothing behind when it fails; `close` raises only for faults.
+    Subclasses write `_begin_use`, which leaves nothing behind when it fails, and `_end_use`, which raises only for
+    faults.
     """
 
     _loop: asyncio.AbstractEventLoop | None = None
@@ -143,10 +144,10 @@ class Resource(BoundToProcess):
     _change: asyncio.Future[None] | None = None
     _users = 0
 
-    async def open(self) -> None:
+    async def _begin_use(self) -> None:
         """Open it; called on the event loop that it will serve."""
 
-    async def close(self) -> None:
+    async def _end_use(self) -> None:
         """Close it."""
 
     def abandon(self) -> None:
@@ -194,7 +195,7 @@ class Resource(BoundToProcess):
             self._loop, self._generation = loop, generation
             with self._changing(loop):
                 try:
-                    await self.open()
+                    await self._begin_use()
                 except BaseException:
                     self._loop = self._generation = None
                     raise
@@ -215,7 +216,7 @@ class Resource(BoundToProcess):
             return
         with self._changing(asyncio.get_running_loop()):
             try:
-                await self.close()
+                await self._end_use()
             finally:
                 self._loop = self._generation = None
 
@@ -245,3 +246,19 @@ class Resource(BoundToProcess):
         if self._users and self._generation is not generation:
             return f"{self._title()} was opened before this process was forked: open it again in this process"
         return f"{self._title()} is not open: use it inside `async with`, or let an open Grelmicro app own it"
+
+
+class Resource(Shared):
+    """What its users share, with public names for what subclasses write."""
+
+    async def open(self) -> None:
+        """Open it; called on the event loop that it will serve. It leaves nothing behind when it fails."""
+
+    async def close(self) -> None:
+        """Close it; raises only for faults."""
+
+    async def _begin_use(self) -> None:
+        await self.open()
+
+    async def _end_use(self) -> None:
+        await self.close()

@@ -14,7 +14,7 @@ from grelmicro.coordination.identity import forget_this_call
 from grelmicro.coordination.provider import Provider
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.leases import LeaseStore
-from grelmicro.lifecycle import Resource
+from grelmicro.lifecycle import Shared
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.task import IntervalTask, Tasks
 from grelmicro.task.task import no_outcomes
@@ -98,7 +98,7 @@ def _keepers(uses: tuple[object, ...]) -> list[Provider | LeaseAdapter]:
     return list(found.values())
 
 
-def _check_closed(resources: Iterable[Resource], remedy: str) -> None:
+def _check_closed(resources: Iterable[Shared], remedy: str) -> None:
     for resource in resources:
         resource._leave_the_dead()  # a test that failed may have left it to an event loop that is gone
         if resource.is_open:
