@@ -195,6 +195,15 @@ class LockHandle(Hold):
         self.leave_owner()
         self.owner = NOBODY  # a task that ended may have this handle as its result
 
+    def close(self) -> None:
+        """See `Renewable.close`. A lease is never given back while work that it guards may go on."""
+        if self._guards_block and not self.owner.done():
+            if self.renewed_automatically:
+                self.lose("its backend was closed")
+        elif self.valid:
+            self._backend.settle(self.lease)
+            self.lose("its backend was closed, and gave it back")
+
     async def leave(self, error: BaseException | None, end: Callable[["LockHandle"], Awaitable[None]]) -> None:
         """End a block under this lease with `end`. What its body raised, `error`, stays the one that is raised."""
         self.leave_owner()

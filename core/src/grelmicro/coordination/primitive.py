@@ -193,6 +193,8 @@ class LeasePrimitive(BoundToProcess, Reconfigurable[C], EnteredByThreads[ThreadL
             handle.max_hold = self._config.max_hold
         if self._config.auto_renew:
             handle.renew_automatically()
+        else:
+            backend.renewer.keep(handle)
         if listeners:
             emit("acquired", self._key)
         return handle

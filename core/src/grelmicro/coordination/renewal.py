@@ -55,6 +55,9 @@ class Renewable(Protocol):
     def abandon(self) -> None:
         """It is no longer held, and its event loop is gone."""
 
+    def close(self) -> None:
+        """Its backend closes: it is no longer held. Without a block that goes on under it, it is given back."""
+
 
 RenewMany = Callable[[Sequence[tuple[Lease, float]]], Awaitable[list[Lease]]]
 
@@ -85,6 +88,7 @@ class Renewer:
         self._renew_many = renew_many
         self._why_lost = why_lost
         self._held: dict[int, weakref.ref[Renewable]] = {}
+        self._unrenewed: set[weakref.ref[Renewable]] = set()
         self._outage = outage or Outage("a store", logger)
         # One timer for all leases. It stays when they are given up: most are long before it fires, and it serves the
         # next one as well.
@@ -108,6 +112,10 @@ class Renewer:
         self._shortest = min(self._shortest, held.duration)
         self._look_no_later_than(min(held.renew_at, held.deadline))
 
+    def keep(self, held: Renewable) -> None:
+        """Do not renew `held`, but know of it for as long as somebody refers to it."""
+        self._unrenewed.add(weakref.ref(held, self._unrenewed.discard))
+
     def discard(self, held: Renewable) -> None:
         """Stop renewing `held`."""
         self._held.pop(id(held), None)
@@ -122,10 +130,10 @@ class Renewer:
         self._look_after()
 
     async def close(self) -> None:
-        """Stop; what is still held is lost."""
-        for held in self._alive():
+        """Stop; see `Renewable.close` for what is still held."""
+        for held in [*self._alive(), *(held for ref in list(self._unrenewed) if (held := ref()) is not None)]:
             self.discard(held)
-            held.lose("its backend was closed")
+            held.close()
         if self._timer is not None:
             self._timer.cancel()
         calls = set(self._calls.values())
