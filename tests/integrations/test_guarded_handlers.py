@@ -119,11 +119,11 @@ def plain_stream(request: Request) -> Any:
 @pytest.mark.parametrize(
     ("handler", "told"),
     [
-        (stream, "stream is a generator: locked"),
-        (plain_stream, "plain_stream is a generator: locked"),
-        (functools.partial(stream), "partial is a generator: locked"),
-        (in_other_words(stream), "stream is a generator: locked"),
-        (Orders, "Orders is a class: .* decorate its methods"),
+        (stream, "'stream' is a generator: locked"),
+        (plain_stream, "'plain_stream' is a generator: locked"),
+        (functools.partial(stream), "'stream' is a generator: locked"),
+        (in_other_words(stream), "'stream' is a generator: locked"),
+        (Orders, "'Orders' is a class: .* decorate its methods"),
     ],
     ids=["async", "plain", "partial", "decorated", "class"],
 )

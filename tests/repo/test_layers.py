@@ -59,6 +59,8 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.coordination.blocks",
         "grelmicro.coordination.primitive",
         "grelmicro.coordination.lock",
+        "grelmicro.coordination.template",
+        "grelmicro.coordination.synchronization",
         "grelmicro.coordination.multihandle",
         "grelmicro.coordination.taking",
         "grelmicro.coordination.multilock",

@@ -27,6 +27,28 @@ def note_guard(decorator: str, function: Callable[..., Any], guard: Callable[...
             _guards.setdefault(layer, {}).setdefault(decorator, []).append(weakref.ref(guard))
 
 
+def check_guardable(decorator: str, function: object) -> None:
+    """See that a call of `function` is over when its work is done.
+
+    Args:
+        decorator: who asks, for the error.
+        function: what is to be guarded.
+
+    Raises:
+        TypeError: it is a class or a generator, or above `@classmethod` or `@staticmethod`.
+    """
+    if isinstance(function, classmethod | staticmethod):
+        kind = type(function).__name__
+        raise TypeError(f"{decorator} is above @{kind} of '{function.__qualname__}': write it below @{kind}")
+    *_, called = layers(function)
+    if inspect.isclass(called) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+        kind = "class" if inspect.isclass(called) else "generator"
+        raise TypeError(
+            f"'{called.__qualname__}' is a {kind}: {decorator} guards functions and methods, whose work is done when "
+            "they return; of a class decorate its methods, of a generator what goes over it"
+        )
+
+
 def bypassed(used: Iterable[Callable[..., Any]]) -> Iterator[Bypassed]:
     """Which of the functions in use pass their guards by.
 

@@ -11,7 +11,9 @@ from grelmicro.coordination.multihandle import MultiLockHandle, ThreadMultiLockH
 from grelmicro.coordination.multilock import MultiLock
 from grelmicro.coordination.protocols import LeaderElectionBackend, LockBackend, ScheduleBackend
 from grelmicro.coordination.records import LeaderRecord
+from grelmicro.coordination.synchronization import synchronized
 from grelmicro.coordination.tasklock import TaskLock, TaskLockConfig
+from grelmicro.coordination.template import LockTemplate
 from grelmicro.errors import (
     BackendUnavailableError,
     CoordinationBackendError,
@@ -48,6 +50,7 @@ __all__ = [
     "LockLostError",
     "LockNotOwnedError",
     "LockReentrantError",
+    "LockTemplate",
     "LockTimeoutError",
     "MultiLock",
     "MultiLockHandle",
@@ -60,4 +63,5 @@ __all__ = [
     "ThreadLockHandle",
     "ThreadMultiLockHandle",
     "WouldBlockError",
+    "synchronized",
 ]

@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket
 from grelmicro.callables import runs_in_thread
 from grelmicro.coordination import LeaderElection, LeadershipLostError
 from grelmicro.errors import SettingsValidationError
-from grelmicro.guards import note_guard
+from grelmicro.guards import check_guardable, note_guard
 from grelmicro_starlette.family import LockFamily
 from grelmicro_starlette.serving import WEBSOCKET, check_takes_part
 
@@ -108,12 +108,7 @@ def _awaitable(handler: Handler) -> AsyncHandler:
     Raises:
         TypeError: it would return before its work is done.
     """
-    called = inspect.unwrap(handler)
-    if inspect.isclass(called) or inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        raise TypeError(
-            f"{_title(handler)} is a {'class' if inspect.isclass(called) else 'generator'}: locked() and "
-            "leader_only() decorate functions and methods that handle a request; of a class, decorate its methods"
-        )
+    check_guardable("locked() and leader_only()", handler)
     return functools.partial(run_in_threadpool, handler) if runs_in_thread(handler) else handler
 
 
