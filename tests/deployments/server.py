@@ -57,6 +57,11 @@ class Deployment(Program):
         with ThreadPoolExecutor(number) as pool:
             return [answer.json() for answer in pool.map(self.ask, [path] * number)]
 
+    def ask_at_once(self, path: str, method: str, number: int = 8) -> list[httpx2.Response]:
+        """Send requests at once; their answers."""
+        with ThreadPoolExecutor(number) as pool:
+            return list(pool.map(lambda _: self.ask(path, method), range(number)))
+
     def ask_worker(self, pid: int, path: str) -> Any:
         """Send requests until the worker of this process has answered one, in JSON with its `pid`."""
         until = time.monotonic() + PATIENCE

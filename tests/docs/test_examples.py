@@ -27,7 +27,9 @@ PUBLISHED = re.compile(r'pip install "?(grelmicro-suite[a-z-]*)(?:\[([a-z,]+)\])
 OTHERS = re.compile(
     r"python -m pytest(?: [\w/.-]+)?"
     r"|uvicorn [\w.:-]+(?: --workers \d+| --reload| --timeout-graceful-shutdown \d+)*"
-    r"|gunicorn [\w.:-]+(?: -k [\w.]+| -w \d+| --preload)*"
+    r"|gunicorn [\w.:-]+(?: -k [\w.]+| -w \d+| --threads \d+| --preload)*"
+    r"|celery -A jobs (?:worker|beat)"
+    r"|rq worker"
     r"|kubectl create namespace shop"
     r"|kubectl (?:get|delete) leases -n shop(?: -l grelmicro\.io/prefix=shop)?"
 )
