@@ -83,19 +83,26 @@ def test_an_interval_is_kept_in_seconds(given: float | timedelta, seconds: float
         (lambda router: router.every(60), "every() takes its arguments by name: write every(seconds=60)"),
         (lambda router: router.every(), "every() needs an interval: give seconds=, such as every(seconds=60)"),
         (lambda router: router.every(seconds=None), "every() needs an interval: give seconds=, such as"),
-        (
-            lambda router: router.every(minutes=1),
-            "every() has no minutes=: give seconds=, as a number or as timedelta(minutes=...)",
-        ),
-        (lambda router: router.every(hours=1, lock=TaskLock()), "every() has no hours=: give seconds=, as a number or"),
-        (lambda router: router.every(second=1), "every() has no second=: did you mean seconds=?"),
-        (lambda router: router.every(seconds=1, locks=None), "every() has no locks=: did you mean lock=?"),
-        (lambda router: router.every(seconds=1, x=1), "every() has no x=: it has seconds=, name=, lock=, leader="),
     ],
 )
 def test_what_is_written_otherwise_is_refused_with_the_right_way(misuse: Callable[[Any], object], text: str) -> None:
     with pytest.raises(SettingsValidationError, match=f"^{re.escape(text)}"):
         misuse(TaskRouter())
+
+
+@pytest.mark.parametrize(
+    ("keywords", "hint"),
+    [
+        ({"minutes": 1}, "'minutes': seconds= takes a number of seconds, or a timedelta"),
+        ({"hours": 1, "lock": TaskLock()}, "'hours': seconds= takes a number of seconds, or a timedelta"),
+        ({"second": 1}, "'second': did you mean seconds=?"),
+        ({"seconds": 1, "locks": None}, "'locks': did you mean lock=?"),
+        ({"seconds": 1, "x": 1}, "'x': it knows seconds=, name=, lock=, leader="),
+    ],
+)
+def test_an_unknown_keyword_is_refused_with_the_right_one(keywords: Any, hint: str) -> None:
+    with pytest.raises(TypeError, match=f"^every\\(\\) got an unexpected keyword argument {re.escape(hint)}$"):
+        TaskRouter().every(**keywords)
 
 
 @pytest.mark.parametrize("builtin", [print, dict, int, time.time, gc.collect, breakpoint])

@@ -5,9 +5,11 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 LEASE = "lease_duration= says how many seconds it may be held without a renewal"
+INTERVAL = "seconds= takes a number of seconds, or a timedelta"
 WAIT = "acquire(timeout=) says how long a caller waits"
 
 MEANT: Mapping[str, str] = {
+    **dict.fromkeys(("microseconds", "milliseconds", "minutes", "hours", "days", "weeks"), INTERVAL),
     "blocking": "acquire_nowait() does not wait",
     "blocking_timeout": WAIT,
     "duration": LEASE,

@@ -1,24 +1,18 @@
 """`TaskRouter`: declare tasks where they are written, and include them in the `Tasks` that run them."""
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from difflib import get_close_matches
 from typing import TypeVar, overload
 
 from grelmicro.config import check_name
 from grelmicro.coordination import LeaderElection, TaskLock
 from grelmicro.errors import SettingsValidationError, TaskError
+from grelmicro.keywords import refuse_keywords
 from grelmicro.task.interval import IntervalTask, check_interval
 from grelmicro.task.task import Task, check_task
 
 F = TypeVar("F", bound=Callable[[], object])
-
-SETTINGS = ("seconds", "name", "lock", "leader")
-"""What `every` takes."""
-
-UNITS = ("microseconds", "milliseconds", "minutes", "hours", "days", "weeks")
-"""What a timedelta takes beside seconds."""
 
 
 class TaskRouter:
@@ -114,9 +108,16 @@ class TaskRouter:
             TaskError: the function needs arguments or has no name of its own, or the name is taken.
             SettingsValidationError: the interval or the lock's durations break a rule, `lock` or `leader` is none, or
                 the interval is not given as `seconds=`.
+            TypeError: a keyword is not known.
         """
-        if misplaced or unknown or seconds is None:
-            raise SettingsValidationError(_misuse(misplaced, unknown))
+        if misplaced and callable(misplaced[0]):
+            raise SettingsValidationError("@tasks.every needs an interval: write @tasks.every(seconds=60)")
+        if misplaced:
+            raise SettingsValidationError("every() takes its arguments by name: write every(seconds=60)")
+        if unknown:
+            refuse_keywords("every", unknown, ("seconds", "name", "lock", "leader"))
+        if seconds is None:
+            raise SettingsValidationError("every() needs an interval: give seconds=, such as every(seconds=60)")
         for given, kind in ((lock, TaskLock), (leader, LeaderElection)):
             if given is not None and not isinstance(given, kind):
                 raise SettingsValidationError(
@@ -135,22 +136,6 @@ class TaskRouter:
             return function
 
         return declare
-
-
-def _misuse(misplaced: tuple[object, ...], unknown: Mapping[str, object]) -> str:
-    """What is wrong with the arguments of `every`, and how to write it."""
-    if misplaced and callable(misplaced[0]):
-        return "@tasks.every needs an interval: write @tasks.every(seconds=60)"
-    if misplaced:
-        return "every() takes its arguments by name: write every(seconds=60)"
-    for unit in unknown:
-        if unit in UNITS:
-            return f"every() has no {unit}=: give seconds=, as a number or as timedelta({unit}=...)"
-    if unknown:
-        near = get_close_matches(next(iter(unknown)), SETTINGS, 1)
-        hint = f"did you mean {near[0]}=?" if near else f"it has {', '.join(f'{each}=' for each in SETTINGS)}"
-        return f"every() has no {next(iter(unknown))}=: {hint}"
-    return "every() needs an interval: give seconds=, such as every(seconds=60)"
 
 
 def _name_of(function: Callable[[], object]) -> str:
