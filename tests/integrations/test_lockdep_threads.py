@@ -8,9 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Annotated
 
 import anyio.to_thread
+import pytest
 from fastapi import FastAPI
+from starlette.types import Receive, Scope, Send
 
-from grelmicro.coordination import LockHandle
+from grelmicro.coordination import Lock, LockHandle
 from grelmicro_fastapi import LockDep
 from tests.helpers.worlds import eventually
 from tests.integrations.asgi import Visitor, client_of, is_free, new_app, take_away
@@ -114,3 +116,44 @@ async def test_lost_lease_of_a_plain_handler_shows_at_its_end() -> None:
         answer = await client.get("/1")
         assert answer.status_code == 503
         assert ended.is_set()
+
+
+class OddError(BaseException):
+    """An error of a class that nobody expects."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StopIteration(),
+        StopAsyncIteration(),
+        GeneratorExit(),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        asyncio.CancelledError(),
+        OddError(),
+        BaseExceptionGroup("several", [OddError()]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+async def test_however_a_plain_handler_ends_its_locks_are_given_back(error: BaseException) -> None:
+    """What then becomes of the request, or of the server, is the framework's business."""
+    app, micro = new_app()
+    ended: list[BaseException] = []
+
+    @app.get("/{cart_id}")
+    def buy(cart_id: int, held: Annotated[LockHandle, LockDep("cart:{cart_id}", lease_duration=3600)]) -> None:
+        with Lock("inner", backend=micro.coordination.lock_backend, lease_duration=3600).from_thread:
+            raise type(error)(*error.args)
+
+    async def contained(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except BaseException as left:  # or asyncio raises some of them out of the event loop
+            ended.append(left)
+
+    async with client_of(app):
+        await Visitor(contained, "/1").start()
+        assert ended
+        assert await is_free(micro, "cart:1", within=2)
+        assert await is_free(micro, "inner", within=2)

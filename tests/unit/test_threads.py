@@ -19,6 +19,7 @@ from grelmicro.coordination import (
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.coordination.threads import _Work
 from grelmicro.errors import OutOfContextError
+from grelmicro.lifecycle import AwaitedCancelledError
 from tests.helpers.stores import Gate, reply_lost, silence
 from tests.helpers.worlds import World, eventually
 
@@ -374,3 +375,17 @@ async def test_a_thread_waits_while_the_loop_works(world: World) -> None:
         await handle.release()
         theirs = await asyncio.wait_for(waiting, 5)
         await asyncio.to_thread(theirs.release)
+
+
+async def test_a_call_that_is_cancelled_elsewhere_is_no_end_of_the_loop(world: World) -> None:
+    async def cancelled_elsewhere(apply: object) -> object:
+        raise asyncio.CancelledError
+
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        store.suffer("acquire", cancelled_elsewhere)
+        with pytest.raises(AwaitedCancelledError):
+            await asyncio.to_thread(lock.from_thread.acquire)
+        handle = await asyncio.to_thread(lock.from_thread.acquire)  # the first one is undone
+        await asyncio.to_thread(handle.release)
