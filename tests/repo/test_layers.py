@@ -27,6 +27,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.presence",
         "grelmicro.problems",
         "grelmicro.signals",
+        "grelmicro.spelling",
         "grelmicro.straying",
         "grelmicro.texts",
         "grelmicro.urls",

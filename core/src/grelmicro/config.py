@@ -4,6 +4,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping
+from datetime import timedelta
 from functools import lru_cache
 from typing import Annotated, ClassVar, Generic, TypeVar, cast
 from uuid import UUID
@@ -11,6 +12,7 @@ from uuid import UUID
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from grelmicro.errors import SettingsValidationError
+from grelmicro.spelling import warn_of_unknown
 
 LONGEST = 10 * 366 * 24 * 3600.0
 """Ten years: the longest duration that is accepted, in seconds."""
@@ -19,11 +21,20 @@ SHORTEST_INTERVAL = 0.001
 """The shortest pause between things that are repeated, in seconds."""
 
 
+Duration = float | timedelta
+"""How a duration is given: in seconds, or as a timedelta. Settings keep it in seconds."""
+
+
+def in_seconds(duration: Duration) -> float:
+    """`duration` in seconds; nothing is checked."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
+
+
 def number(value: object) -> object:
-    """`value`, unless it is a bool, which counts as a number elsewhere."""
+    """`value`, a timedelta in seconds; a bool, which counts as a number elsewhere, is refused."""
     if isinstance(value, bool):
         raise ValueError("should be a number of seconds, not true or false")
-    return value
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def _worker(value: object) -> object:
@@ -167,7 +178,7 @@ class _Environment:
         self._found: dict[str, dict[str, str]] = {}
 
     def of_kind(self, kind: str) -> dict[str, str]:
-        """The variables that begin with `GREL_{kind}_`, by the rest of their name."""
+        """The variables that begin with `GREL_{kind}_`, by the rest of their name. Unknown ones are warned of."""
         # Comparing two dicts of the same objects takes half a microsecond, one look-up in os.environ takes two.
         raw = getattr(os.environ, "_data", os.environ)
         if raw != self._seen:
@@ -177,7 +188,23 @@ class _Environment:
             start = f"GREL_{kind}_"
             found = {key[len(start) :]: value for key, value in os.environ.items() if value and key.startswith(start)}
             self._found[kind] = found
+            # Most processes have none, and looking for settings takes longer than looking for a variable.
+            if variables := [key for key, value in os.environ.items() if value and key.startswith("GREL_")]:
+                warn_of_unknown(kind, _fields(), variables)
         return found
+
+
+def _fields() -> dict[str, list[str]]:
+    """The settings of each kind, in upper case; an application may have added some to ours."""
+    found: dict[str, list[str]] = {}
+    classes: list[type[Config]] = [Config]
+    while classes:
+        config = classes.pop()
+        classes.extend(config.__subclasses__())
+        if kind := getattr(config, "kind", ""):
+            known = found.setdefault(kind, [])
+            known.extend(name for field in config.model_fields if (name := field.upper()) not in known)
+    return found
 
 
 _environment = _Environment()
@@ -252,7 +279,7 @@ def check_namespace(namespace: str, *, setting: str = "namespace") -> str:
 
 
 def check_seconds(setting: str, value: object, *, zero: bool = False, least: float = 0.0) -> float:
-    """`value` as seconds: a finite number above 0 (or 0 itself, where `zero` says so), at most ten years.
+    """`value` as seconds: a timedelta, or a number above 0 (or 0 itself, where `zero` says so), at most ten years.
 
     Args:
         setting: what it is called in the error.
@@ -263,6 +290,8 @@ def check_seconds(setting: str, value: object, *, zero: bool = False, least: flo
     Raises:
         SettingsValidationError: it is not.
     """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Self
 
 from grelmicro.clock import Clock, Signal
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
 from grelmicro.coordination.provider import Provider
 from grelmicro.errors import SettingsValidationError
@@ -43,7 +43,7 @@ class MemoryStore(LeaseStore):
         *,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
         capacity: int = 10_000,
     ) -> None:
         super().__init__(namespace=namespace, clock=clock)

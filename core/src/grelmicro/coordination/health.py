@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Literal, Protocol
 
 from grelmicro.clock import SYSTEM_CLOCK, Clock, TimeLimit, sleep
-from grelmicro.config import SHORTEST_INTERVAL, check_seconds
+from grelmicro.config import SHORTEST_INTERVAL, Duration, check_seconds
 from grelmicro.coordination.component import Coordination
 from grelmicro.coordination.leaderelection import LeaderElection
 from grelmicro.coordination.provider import check
@@ -107,8 +107,8 @@ class HealthCheck(Resource):
         *,
         leaders: Iterable[LeaderElection] = (),
         tasks: Punctual | None = None,
-        interval: float = 5.0,
-        stale_after: float | None = None,
+        interval: Duration = 5.0,
+        stale_after: Duration | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.interval = check_seconds("HealthCheck interval", interval, least=SHORTEST_INTERVAL)

@@ -14,6 +14,7 @@ from grelmicro import lifecycle
 from grelmicro.clock import sleep
 from grelmicro.config import (
     SHORTEST_INTERVAL,
+    Duration,
     Interval,
     Ratio,
     Reconfigurable,
@@ -22,6 +23,7 @@ from grelmicro.config import (
     build,
     check_config,
     check_name,
+    in_seconds,
 )
 from grelmicro.coordination.campaign import Campaign
 from grelmicro.coordination.identity import WorkerName
@@ -117,12 +119,12 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
         *,
         backend: LeaderElectionBackend | None = None,
         worker: str | UUID | None = None,
-        lease_duration: float | None = None,
-        renew_deadline: float | None = None,
-        retry_interval: float | None = None,
+        lease_duration: Duration | None = None,
+        renew_deadline: Duration | None = None,
+        retry_interval: Duration | None = None,
         retry_jitter: float | None = None,
-        backend_timeout: float | None = None,
-        error_interval: float | None = None,
+        backend_timeout: Duration | None = None,
+        error_interval: Duration | None = None,
         metadata: Mapping[str, str] | None = None,
         env_prefix: str | None = None,
         **unknown: Never,
@@ -244,9 +246,9 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
         """Whether the store fails and has not answered for longer than a lease: then nobody may lead."""
         return self._standing.is_cut_off(self._config.lease_duration)
 
-    def is_leader_confirmed_within(self, max_age: float) -> bool:
-        """Whether it leads and the store confirmed so at most `max_age` seconds ago."""
-        return self.is_leader() and self.last_confirmation_age() <= max_age
+    def is_leader_confirmed_within(self, max_age: Duration) -> bool:
+        """Whether it leads and the store confirmed so at most `max_age` (seconds, or a timedelta) ago."""
+        return self.is_leader() and self.last_confirmation_age() <= in_seconds(max_age)
 
     def guard(self) -> LeaderRecord:
         """The record of the present term, if this instance leads.

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, Never, Self
 from uuid import UUID
 
-from grelmicro.config import Interval, Ratio, build, check_config, check_name, check_seconds
+from grelmicro.config import Duration, Interval, Ratio, build, check_config, check_name, check_seconds
 from grelmicro.coordination.acquisition import Acquisition
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
@@ -61,11 +61,11 @@ class Lock(LeasePrimitive[LockConfig]):
         *,
         backend: LockBackend | None = None,
         worker: str | UUID | None = None,
-        lease_duration: float | None = None,
-        retry_interval: float | None = None,
+        lease_duration: Duration | None = None,
+        retry_interval: Duration | None = None,
         retry_jitter: float | None = None,
         auto_renew: bool | None = None,
-        max_hold: float | None = None,
+        max_hold: Duration | None = None,
         env_prefix: str | None = None,
         **unknown: Never,
     ) -> None:
@@ -98,7 +98,7 @@ class Lock(LeasePrimitive[LockConfig]):
     # `asyncio.create_task`, `asyncio.shield` and, before Python 3.12, `asyncio.wait_for` have it. The names of the
     # coroutines are those of the methods: a warning about one that was never awaited shows it.
 
-    def acquire(self, *, timeout: float | None = None) -> Acquisition[LockHandle]:
+    def acquire(self, *, timeout: Duration | None = None) -> Acquisition[LockHandle]:
         """Take the lock; waits in order with others of this process, and is woken by the release.
 
         Await it for a handle, or enter it: `async with lock.acquire(timeout=2) as handle`. The calling task is the
@@ -151,7 +151,7 @@ class Lock(LeasePrimitive[LockConfig]):
     async def __aenter__(self) -> LockHandle:
         return self._enter(await self._take(None, None))
 
-    async def _take(self, caller: "Task[Any] | None", timeout: float | None) -> LockHandle:
+    async def _take(self, caller: "Task[Any] | None", timeout: Duration | None) -> LockHandle:
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, zero=True)
         # Asking a task for its event loop is cheaper than asking which one runs.
@@ -266,7 +266,7 @@ class ThreadLock(ThreadPrimitive[Lock]):
     that event loop itself.
     """
 
-    def acquire(self, *, timeout: float | None = None) -> ThreadLockHandle:
+    def acquire(self, *, timeout: Duration | None = None) -> ThreadLockHandle:
         """See `Lock.acquire`."""
         if timeout is not None:
             timeout = check_seconds("timeout", timeout, zero=True)

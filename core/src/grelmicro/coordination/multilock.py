@@ -4,7 +4,7 @@ from asyncio import Task
 from types import TracebackType
 from typing import Any
 
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.coordination.acquisition import Acquisition
 from grelmicro.coordination.blocks import Blocks
 from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
@@ -50,7 +50,7 @@ class MultiLock(BoundToProcess, EnteredByThreads[ThreadMultiLockHandle]):
         """The locks' names, in the order in which they are taken."""
         return ", ".join(lock.name for lock in self._order)
 
-    def acquire(self, *, timeout: float | None = None) -> Acquisition[MultiLockHandle]:
+    def acquire(self, *, timeout: Duration | None = None) -> Acquisition[MultiLockHandle]:
         """Take all of them; when one cannot be had, those taken before are given back.
 
         Await it for a handle, or enter it, as `Lock.acquire`. The calling task is the holder, also where another one
@@ -91,7 +91,7 @@ class MultiLock(BoundToProcess, EnteredByThreads[ThreadMultiLockHandle]):
         elif error is None:
             raise self._not_held()
 
-    async def _take(self, caller: "Task[Any] | None", timeout: float | None) -> MultiLockHandle:
+    async def _take(self, caller: "Task[Any] | None", timeout: Duration | None) -> MultiLockHandle:
         held = await self._acquire(self._served(), this_task(), "task", timeout)
         if caller is not None:
             held.move_to(caller)
@@ -100,7 +100,7 @@ class MultiLock(BoundToProcess, EnteredByThreads[ThreadMultiLockHandle]):
     _take.__qualname__ = "MultiLock.acquire"
 
     async def _acquire(
-        self, served: list[tuple[Lock, LockBackend]], owner: Owner, context: str, timeout: float | None
+        self, served: list[tuple[Lock, LockBackend]], owner: Owner, context: str, timeout: Duration | None
     ) -> MultiLockHandle:
         """`acquire` for any owner; `context` says in the tokens whether that is a task or a thread."""
         if timeout is not None:
@@ -140,7 +140,7 @@ class ThreadMultiLock:
         self._multi = multi
         self._blocks: Blocks[MultiLockHandle] = Blocks()
 
-    def acquire(self, *, timeout: float | None = None) -> ThreadMultiLockHandle:
+    def acquire(self, *, timeout: Duration | None = None) -> ThreadMultiLockHandle:
         """See `MultiLock.acquire`."""
         served = self._multi._served(any_loop=True)
         loop = served[0][1].get_loop()  # before there is a coroutine, which would never be awaited if this refuses

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
 from grelmicro.callables import runs_in_thread
+from grelmicro.config import Duration
 from grelmicro.coordination.lock import Lock
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.template import LockTemplate
@@ -21,10 +22,10 @@ ARGS, KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 def synchronized(
     name: str,
     *,
-    timeout: float | None = 5.0,
+    timeout: Duration | None = 5.0,
     auto_renew: bool | None = None,
-    lease_duration: float | None = None,
-    max_hold: float | None = None,
+    lease_duration: Duration | None = None,
+    max_hold: Duration | None = None,
     backend: LockBackend | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run the decorated function or method while it holds a lock: `@synchronized("cart:{cart_id}")`.

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from pydantic import model_validator
 
-from grelmicro.config import Seconds, build, check_config, check_name
+from grelmicro.config import Duration, Seconds, build, check_config, check_name
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
@@ -81,10 +81,10 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         *,
         backend: LockBackend | None = None,
         worker: str | UUID | None = None,
-        min_hold_duration: float | None = None,
-        lease_duration: float | None = None,
+        min_hold_duration: Duration | None = None,
+        lease_duration: Duration | None = None,
         auto_renew: bool | None = None,
-        max_hold: float | None = None,
+        max_hold: Duration | None = None,
         env_prefix: str | None = None,
         **unknown: Never,
     ) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.coordination.lock import Lock, LockConfig
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.names import NameTemplate
@@ -23,10 +23,10 @@ class LockTemplate:
         cls,
         name: str,
         *,
-        timeout: float | None,
+        timeout: Duration | None,
         auto_renew: bool | None,
-        lease_duration: float | None,
-        max_hold: float | None,
+        lease_duration: Duration | None,
+        max_hold: Duration | None,
     ) -> Self:
         """The locks of a template; settings left None come from the environment, then from the defaults of handlers.
 

@@ -46,8 +46,7 @@ def check_interval(setting: str, seconds: object) -> float:
     Raises:
         SettingsValidationError: it is not.
     """
-    value = seconds.total_seconds() if isinstance(seconds, timedelta) else seconds
-    return check_seconds(setting, value, least=SHORTEST_INTERVAL)
+    return check_seconds(setting, seconds, least=SHORTEST_INTERVAL)
 
 
 class IntervalTask:

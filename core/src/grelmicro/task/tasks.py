@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from grelmicro import lifecycle
 from grelmicro.clock import SYSTEM_CLOCK, Clock
-from grelmicro.config import LONGEST, Config, Reconfigurable, build, check_config, number
+from grelmicro.config import LONGEST, Config, Duration, Reconfigurable, build, check_config, number
 from grelmicro.coordination import LeaderElection
 from grelmicro.coordination.taskruns import TaskRun
 from grelmicro.errors import TaskError
@@ -62,7 +62,7 @@ class Tasks(TaskRouter, Resource, Reconfigurable[TasksConfig]):
         *,
         tasks: Iterable[Task] = (),
         auto_start: bool = True,
-        shutdown_timeout: float | None = None,
+        shutdown_timeout: Duration | None = None,
         fire_log_level: Literal["INFO", "DEBUG"] | None = None,
         clock: Clock | None = None,
     ) -> None:

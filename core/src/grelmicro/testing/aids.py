@@ -4,6 +4,7 @@ import re
 from types import TracebackType
 
 from grelmicro import Grelmicro
+from grelmicro.config import Duration, in_seconds
 from grelmicro.coordination import Lock, LockConfig, LockHandle, LockNotOwnedError, TaskLock, ThreadLockHandle
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 
@@ -12,7 +13,7 @@ FIELD = re.compile(r"\{[^\W\d]\w*(\.\w+)*\}")
 
 
 def held_elsewhere(
-    micro: Grelmicro, name: str | Lock | TaskLock, *, timeout: float = 5.0, lease_duration: float = 60.0
+    micro: Grelmicro, name: str | Lock | TaskLock, *, timeout: Duration = 5.0, lease_duration: Duration = 60.0
 ) -> "HeldElsewhere":
     """Hold a lock or a task lock as another worker would, so that the tested code finds it busy.
 
@@ -42,7 +43,9 @@ def held_elsewhere(
             f"held_elsewhere(): {name!r} looks like a template: give the name itself, such as 'a:1', "
             f"or Lock({name!r}) where that is the name"
         )
-    return HeldElsewhere(micro, name, timeout, LockConfig(worker="elsewhere", lease_duration=lease_duration))
+    return HeldElsewhere(
+        micro, name, timeout, LockConfig(worker="elsewhere", lease_duration=in_seconds(lease_duration))
+    )
 
 
 def check_entered(micro: Grelmicro, aid: str) -> None:
@@ -66,7 +69,7 @@ class HeldElsewhere:
     when the app is not open or the form is not the one for this thread.
     """
 
-    def __init__(self, micro: Grelmicro, lock: str | Lock | TaskLock, timeout: float, config: LockConfig) -> None:
+    def __init__(self, micro: Grelmicro, lock: str | Lock | TaskLock, timeout: Duration, config: LockConfig) -> None:
         self._micro = micro
         self._what = lock
         self._timeout = timeout

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import Any
 
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.coordination.threads import call
 from grelmicro.errors import SettingsValidationError
 
@@ -105,7 +105,7 @@ class MovableClock:
             self._loop = timer.loop
         return timer
 
-    async def advance(self, seconds: float) -> None:
+    async def advance(self, seconds: Duration) -> None:
         """Let `seconds` pass: the timers that fall due fire in their order, each at its time.
 
         Before the clock moves on, tasks that fire go on until they end or wait for the clock, and it waits for the
@@ -128,7 +128,7 @@ class MovableClock:
         """The same clock for a test in another thread than that of the event loop which it serves."""
         return ThreadMovableClock(self)
 
-    async def shift(self, seconds: float) -> None:
+    async def shift(self, seconds: Duration) -> None:
         """Jump by `seconds` as a machine does that was suspended: what fell due meanwhile fires only now, and late.
 
         Raises:
@@ -139,7 +139,7 @@ class MovableClock:
             timer.fire()
         await self._settle()
 
-    def shift_wall(self, seconds: float) -> None:
+    def shift_wall(self, seconds: Duration) -> None:
         """Set the wall clock forward, or back, as an administrator or a time server does; leases are not touched.
 
         Args:
@@ -197,7 +197,7 @@ class ThreadMovableClock:
     def __init__(self, clock: MovableClock) -> None:
         self._clock = clock
 
-    def advance(self, seconds: float) -> None:
+    def advance(self, seconds: Duration) -> None:
         """See `MovableClock.advance`.
 
         Raises:
@@ -206,7 +206,7 @@ class ThreadMovableClock:
         """
         self._move(self._clock.advance(seconds))
 
-    def shift(self, seconds: float) -> None:
+    def shift(self, seconds: Duration) -> None:
         """See `MovableClock.shift`.
 
         Raises:

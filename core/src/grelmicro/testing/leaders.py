@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from grelmicro import Grelmicro
 from grelmicro.clock import SYSTEM_CLOCK
+from grelmicro.config import Duration, in_seconds
 from grelmicro.context import bind
 from grelmicro.coordination import LeaderElection, LeaderRecord
 from grelmicro.coordination.records import LEASE_DURATION
@@ -21,7 +22,7 @@ from grelmicro.testing.aids import check_entered
 T = TypeVar("T")
 
 
-def leads(micro: Grelmicro, leader: LeaderElection, *, timeout: float = 5.0) -> "LeaderBlock":
+def leads(micro: Grelmicro, leader: LeaderElection, *, timeout: Duration = 5.0) -> "LeaderBlock":
     """Let this worker lead while the block runs.
 
         with TestClient(app) as client, leads(micro, leader):
@@ -35,7 +36,7 @@ def leads(micro: Grelmicro, leader: LeaderElection, *, timeout: float = 5.0) -> 
         leader: its election.
         timeout: real seconds to wait for leadership.
     """
-    return _Leads(micro, leader, timeout)
+    return _Leads(micro, leader, in_seconds(timeout))
 
 
 def leads_elsewhere(
@@ -43,8 +44,8 @@ def leads_elsewhere(
     leader: LeaderElection,
     *,
     metadata: Mapping[str, str] | None = None,
-    timeout: float = 5.0,
-    lease_duration: float = 60.0,
+    timeout: Duration = 5.0,
+    lease_duration: Duration = 60.0,
 ) -> "LeaderBlock":
     """Let another worker lead while the block runs, so that this one follows.
 
@@ -62,8 +63,9 @@ def leads_elsewhere(
         timeout: real seconds to wait until this worker knows of it.
         lease_duration: seconds after which the other worker does not lead any more, as if it had died.
     """
-    data = {**(metadata or {}), LEASE_DURATION: repr(float(lease_duration))}
-    return _LeadsElsewhere(micro, leader, timeout, lease_duration, data)
+    duration = float(in_seconds(lease_duration))
+    data = {**(metadata or {}), LEASE_DURATION: repr(duration)}
+    return _LeadsElsewhere(micro, leader, in_seconds(timeout), duration, data)
 
 
 class LeaderBlock(ABC):

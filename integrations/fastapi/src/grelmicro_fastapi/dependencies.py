@@ -5,6 +5,7 @@ from typing import Any, Literal, get_args
 
 from fastapi import params
 
+from grelmicro.config import Duration
 from grelmicro.coordination import LeaderElection
 from grelmicro.errors import SettingsValidationError
 from grelmicro.names import NameTemplate
@@ -17,10 +18,10 @@ Scope = Literal["function", "request"]
 def LockDep(
     name: str,
     *,
-    timeout: float | None = 5.0,
+    timeout: Duration | None = 5.0,
     auto_renew: bool | None = None,
-    lease_duration: float | None = None,
-    max_hold: float | None = None,
+    lease_duration: Duration | None = None,
+    max_hold: Duration | None = None,
     scope: Scope = "function",
     **results: Any,
 ) -> Any:
@@ -69,10 +70,10 @@ def LockDep(
 def FenceDep(
     name: str,
     *,
-    timeout: float | None = 5.0,
+    timeout: Duration | None = 5.0,
     auto_renew: bool | None = None,
-    lease_duration: float | None = None,
-    max_hold: float | None = None,
+    lease_duration: Duration | None = None,
+    max_hold: Duration | None = None,
     scope: Scope = "function",
     **results: Any,
 ) -> Any:
@@ -91,10 +92,10 @@ def FenceDep(
 
 def LocksDep(
     *names: str,
-    timeout: float | None = 5.0,
+    timeout: Duration | None = 5.0,
     auto_renew: bool | None = None,
-    lease_duration: float | None = None,
-    max_hold: float | None = None,
+    lease_duration: Duration | None = None,
+    max_hold: Duration | None = None,
     scope: Scope = "function",
     **results: Any,
 ) -> Any:
@@ -128,10 +129,10 @@ def LocksDep(
 def TaskLockDep(
     name: str,
     *,
-    min_hold_duration: float | None = None,
+    min_hold_duration: Duration | None = None,
     auto_renew: bool | None = None,
-    lease_duration: float | None = None,
-    max_hold: float | None = None,
+    lease_duration: Duration | None = None,
+    max_hold: Duration | None = None,
     scope: Scope = "function",
     **results: Any,
 ) -> Any:

@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from starlette.applications import Starlette
 
 from grelmicro import Grelmicro
+from grelmicro.config import Duration
 from grelmicro_fastapi.declared import check_locks, check_locks_of
 from grelmicro_fastapi.openapi import document
 from grelmicro_fastapi.transactions import warn_of_transactions
@@ -17,7 +18,7 @@ from grelmicro_starlette import install as install_below
 
 
 def install(
-    app: Starlette, micro: Grelmicro, *, retry_after: float = 1, refusal: Refusal | None = None, signals: bool = True
+    app: Starlette, micro: Grelmicro, *, retry_after: Duration = 1, refusal: Refusal | None = None, signals: bool = True
 ) -> None:
     """Do what `grelmicro_starlette.install` does, and what FastAPI has beside.
 

@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
 from grelmicro.callables import runs_in_thread
+from grelmicro.config import Duration
 from grelmicro.coordination import LeaderElection, LeadershipLostError
 from grelmicro.errors import SettingsValidationError
 from grelmicro.guards import check_guardable, note_guard
@@ -23,10 +24,10 @@ AsyncHandler = Callable[..., Coroutine[Any, Any, Any]]
 def locked(
     name: str,
     *,
-    timeout: float | None = 5.0,
+    timeout: Duration | None = 5.0,
     auto_renew: bool | None = None,
-    lease_duration: float | None = None,
-    max_hold: float | None = None,
+    lease_duration: Duration | None = None,
+    max_hold: Duration | None = None,
 ) -> Callable[[Handler], AsyncHandler]:
     """Run the decorated handler while it holds a lock; `request.state["lock"]` is its `LockHandle`.
 

@@ -5,6 +5,7 @@ from typing import Any
 from starlette.applications import Starlette
 
 from grelmicro import Grelmicro
+from grelmicro.config import Duration
 from grelmicro.errors import SettingsValidationError
 from grelmicro_starlette.lifespan import lifespan
 from grelmicro_starlette.middleware import CoordinationMiddleware
@@ -13,7 +14,7 @@ from grelmicro_starlette.serving import KEY
 
 
 def install(
-    app: Starlette, micro: Grelmicro, *, retry_after: float = 1, refusal: Refusal | None = None, signals: bool = True
+    app: Starlette, micro: Grelmicro, *, retry_after: Duration = 1, refusal: Refusal | None = None, signals: bool = True
 ) -> None:
     """Open `micro` around `app`, serve its requests with it, and answer refusals as `exception_handlers` does.
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from grelmicro import Grelmicro
+from grelmicro.config import Duration
 from grelmicro.coordination import HealthCheck, HealthReport, LeaderElection
 from grelmicro.task import Tasks
 from grelmicro_starlette.refusals import Problem
@@ -19,8 +20,8 @@ def readiness(
     *,
     leaders: Iterable[LeaderElection] = (),
     tasks: Tasks | None = None,
-    interval: float = 5.0,
-    stale_after: float | None = None,
+    interval: Duration = 5.0,
+    stale_after: Duration | None = None,
 ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     """An endpoint that answers 200 when the stores answered lately, `leaders` take part and no task is late, else 503.
 

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from grelmicro import problems
 from grelmicro.callables import runs_in_thread
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.coordination import (
     CoordinationBackendError,
     LeadershipLostError,
@@ -57,7 +57,7 @@ class Problem(problems.Problem):
 Refusal = Callable[[HTTPConnection, Problem], Response]
 
 
-def exception_handlers(*, retry_after: float = 1, refusal: Refusal | None = None) -> dict[Any, Any]:
+def exception_handlers(*, retry_after: Duration = 1, refusal: Refusal | None = None) -> dict[Any, Any]:
     """The handlers that answer refusals, for the `exception_handlers=` of an application.
 
     Busy is 409; a lost lock, a worker that does not lead and a store that fails are 503. A websocket gets the same as a

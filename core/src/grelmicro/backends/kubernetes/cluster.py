@@ -17,7 +17,7 @@ from grelmicro.backends.kubernetes.credentials import (
 )
 from grelmicro.backends.kubernetes.kubeconfig import files_of
 from grelmicro.backends.kubernetes.library import ApiClient
-from grelmicro.config import Config, Seconds, build
+from grelmicro.config import Config, Duration, Seconds, build
 from grelmicro.errors import SettingsValidationError
 
 DEFAULT_NAMESPACE = "default"
@@ -63,7 +63,7 @@ class Cluster:
         namespace: str | None = None,
         kubeconfig: str | os.PathLike[str] | None = None,
         context: str | None = None,
-        request_timeout: float | None = None,
+        request_timeout: Duration | None = None,
     ) -> Self:
         """The cluster of a kubeconfig, or the one that this process runs in.
 
@@ -87,7 +87,9 @@ class Cluster:
         return cls(settings.namespace, settings.request_timeout, kubeconfig, context)
 
     @classmethod
-    def of_client(cls, api_client: object, namespace: str | None = None, request_timeout: float | None = None) -> Self:
+    def of_client(
+        cls, api_client: object, namespace: str | None = None, request_timeout: Duration | None = None
+    ) -> Self:
         """The cluster of a client of kubernetes-asyncio: its configuration and headers, on connections of its own.
 
         Raises:
@@ -155,6 +157,6 @@ class Cluster:
         return Kubeconfig(paths, self.context)
 
 
-def _settings(namespace: str | None, request_timeout: float | None) -> ClusterSettings:
+def _settings(namespace: str | None, request_timeout: Duration | None) -> ClusterSettings:
     given = {"namespace": namespace, "request_timeout": request_timeout}
     return build(ClusterSettings, "Kubernetes", given, name="kube", prefix="KUBE_")

@@ -7,6 +7,7 @@ from grelmicro.backends.kubernetes.cluster import Cluster
 from grelmicro.backends.kubernetes.store import KubernetesStore
 from grelmicro.backends.kubernetes.url import parse
 from grelmicro.clock import Clock
+from grelmicro.config import Duration
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
 from grelmicro.coordination.provider import Provider
 
@@ -39,7 +40,7 @@ class KubernetesProvider(Provider):
         kubeconfig: str | os.PathLike[str] | None = None,
         context: str | None = None,
         prefix: str = "grelmicro",
-        request_timeout: float | None = None,
+        request_timeout: Duration | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._use(Cluster.at(namespace, kubeconfig, context, request_timeout), prefix, clock)
@@ -66,7 +67,7 @@ class KubernetesProvider(Provider):
         namespace: str | None = None,
         *,
         prefix: str = "grelmicro",
-        request_timeout: float | None = None,
+        request_timeout: Duration | None = None,
         clock: Clock | None = None,
     ) -> Self:
         """The provider of the cluster that a `kubernetes_asyncio.client.ApiClient` uses.
@@ -96,7 +97,7 @@ class KubernetesAdapter(LeaseAdapter):
         kubeconfig: str | os.PathLike[str] | None = None,
         context: str | None = None,
         prefix: str = "grelmicro",
-        request_timeout: float | None = None,
+        request_timeout: Duration | None = None,
         clock: Clock | None = None,
     ) -> None:
         cluster = Cluster.at(namespace, kubeconfig, context, request_timeout)

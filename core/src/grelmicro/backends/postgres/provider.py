@@ -6,6 +6,7 @@ from grelmicro.backends.postgres.library import Pool
 from grelmicro.backends.postgres.store import PostgresStore
 from grelmicro.backends.postgres.url import SCHEMA
 from grelmicro.clock import Clock
+from grelmicro.config import Duration
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
 from grelmicro.coordination.provider import Provider
 from grelmicro.leases.retention import RETENTION
@@ -31,12 +32,12 @@ class PostgresProvider(Provider):
         password: str | None = None,
         pool: Pool | None = None,
         listen_url: str | None = None,
-        command_timeout: float | None = None,
+        command_timeout: Duration | None = None,
         schema: str = SCHEMA,
         auto_migrate: bool = True,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> None:
         store = PostgresStore(
             url,
@@ -71,7 +72,7 @@ class PostgresProvider(Provider):
         pool: Pool,
         *,
         listen_url: str | None = None,
-        command_timeout: float | None = None,
+        command_timeout: Duration | None = None,
         schema: str = SCHEMA,
         auto_migrate: bool = True,
         namespace: str = "grelmicro",
@@ -106,7 +107,7 @@ class PostgresAdapter(LeaseAdapter):
         schema: str = SCHEMA,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> None:
         super().__init__(PostgresStore(url, schema=schema, namespace=namespace, clock=clock, retention=retention))
 

@@ -21,7 +21,7 @@ from grelmicro.backends.postgres.table import Table, topic_of
 from grelmicro.backends.postgres.url import SCHEMA, Settings, check_schema, limit_of, listening
 from grelmicro.backends.sweeper import Sweeper
 from grelmicro.clock import Clock
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.errors import GrelmicroError, OutOfContextError
 from grelmicro.leases.lease import Lease, LeaseStore, Waiter
 from grelmicro.leases.retention import RETENTION
@@ -95,12 +95,12 @@ class PostgresStore(LeaseStore):
         password: str | None = None,
         pool: Pool | None = None,
         listen_url: str | None = None,
-        command_timeout: float | None = None,
+        command_timeout: Duration | None = None,
         schema: str = SCHEMA,
         auto_migrate: bool = True,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> None:
         settings = Settings(url, host, port, database, user, password)
         if pool is not None:

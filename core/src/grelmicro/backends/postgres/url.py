@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.errors import SettingsValidationError
 from grelmicro.urls import check_url
 
@@ -113,7 +113,7 @@ def parse(url: str, password: str | None = None) -> Address:
     return Address({"dsn": dsn} | ({} if password is None else {"password": password}), safe, options)
 
 
-def limit_of(given: float | None) -> float:
+def limit_of(given: Duration | None) -> float:
     """The limit of a request in seconds: as given, or of POSTGRES_COMMAND_TIMEOUT, or the default.
 
     Raises:

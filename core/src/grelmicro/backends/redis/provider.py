@@ -5,6 +5,7 @@ from typing import Self
 from grelmicro.backends.redis.server import RedisServer
 from grelmicro.backends.redis.store import RedisStore
 from grelmicro.clock import Clock
+from grelmicro.config import Duration
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
 from grelmicro.coordination.provider import Provider
 from grelmicro.leases.retention import RETENTION
@@ -46,10 +47,10 @@ class RedisProvider(Provider):
         password: str | None = None,
         tls: bool | None = None,
         namespace: str = "grelmicro",
-        command_timeout: float | None = None,
+        command_timeout: Duration | None = None,
         max_connections: int | None = None,
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> None:
         limits = {"command_timeout": command_timeout, "max_connections": max_connections}
         place = {"url": url, "host": host, "port": port, "db": db, "user": user, "password": password, "tls": tls}
@@ -70,10 +71,10 @@ class RedisProvider(Provider):
         client: object,
         *,
         namespace: str = "grelmicro",
-        command_timeout: float | None = None,
+        command_timeout: Duration | None = None,
         max_connections: int | None = None,
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> Self:
         """The provider of the server that a `redis.asyncio.Redis` uses.
 
@@ -88,7 +89,7 @@ class RedisProvider(Provider):
         provider._use(RedisServer.of_client(client, limits), namespace, clock, retention)
         return provider
 
-    def _use(self, server: RedisServer, namespace: str, clock: Clock | None, retention: float) -> None:
+    def _use(self, server: RedisServer, namespace: str, clock: Clock | None, retention: Duration) -> None:
         store = RedisStore(server, namespace=server.namespace or namespace, clock=clock, retention=retention)
         super().__init__(store, url=server.safe_url)
 
@@ -102,7 +103,7 @@ class RedisAdapter(LeaseAdapter):
         *,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> None:
         super().__init__(RedisStore(server, namespace=namespace, clock=clock, retention=retention))
 

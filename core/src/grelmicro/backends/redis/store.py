@@ -19,7 +19,7 @@ from grelmicro.backends.redis.table import BEGIN, Table
 from grelmicro.backends.releases import Releases
 from grelmicro.backends.sweeper import Sweeper
 from grelmicro.clock import Clock
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError, OutOfContextError
 from grelmicro.leases.lease import Lease, LeaseStore, Waiter
 from grelmicro.leases.retention import RETENTION
@@ -68,7 +68,7 @@ class RedisStore(LeaseStore):
         *,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> None:
         super().__init__(namespace=namespace, clock=clock)
         self.server = server if isinstance(server, RedisServer) else RedisServer.at({}, url=server)

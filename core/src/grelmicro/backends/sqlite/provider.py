@@ -6,6 +6,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from grelmicro.backends.sqlite.store import SQLiteStore
 from grelmicro.clock import Clock
+from grelmicro.config import Duration
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
 from grelmicro.coordination.provider import Provider
 from grelmicro.errors import SettingsValidationError
@@ -35,7 +36,7 @@ class SQLiteProvider(Provider):
         *,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> None:
         store = SQLiteStore(path, namespace=namespace, clock=clock, retention=retention)
         super().__init__(store, url=f"sqlite:///{quote(store.path)}")
@@ -75,7 +76,7 @@ class SQLiteAdapter(LeaseAdapter):
         *,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> None:
         super().__init__(SQLiteStore(path, namespace=namespace, clock=clock, retention=retention))
 

@@ -12,7 +12,7 @@ from grelmicro.backends.sqlite.lane import Lane, Unit, is_misplaced, reason
 from grelmicro.backends.sqlite.table import Table
 from grelmicro.backends.sqlite.watcher import Watcher
 from grelmicro.clock import Clock
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.leases.lease import Lease, LeaseStore, Waiter
 from grelmicro.leases.retention import RETENTION
@@ -60,7 +60,7 @@ class SQLiteStore(LeaseStore):
         *,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
-        retention: float = RETENTION,
+        retention: Duration = RETENTION,
     ) -> None:
         super().__init__(namespace=namespace, clock=clock)
         self.path = check_path(_path_from_environment() if path is None else path)
