@@ -45,7 +45,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
         "grelmicro.coordination.wait",
         "grelmicro.coordination.renewal",
     ),
-    ("grelmicro.coordination.adapters", "grelmicro.coordination.provider"),
+    ("grelmicro.coordination.adapters", "grelmicro.coordination.opening", "grelmicro.coordination.provider"),
     ("grelmicro.backends.*",),
     (
         "grelmicro.coordination.process",

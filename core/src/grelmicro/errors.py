@@ -24,6 +24,9 @@ Busy, lost, unavailable and unknown are never confused. No text contains a token
 class GrelmicroError(Exception):
     """Root of every error of this package."""
 
+    lasting: bool = True
+    """Whether it stays so until a setting or the program is changed: then trying again does not help."""
+
 
 class SettingsValidationError(GrelmicroError, ValueError):
     """A setting breaks a rule; the text names the setting, the rule and the remedy, never the value."""
@@ -93,12 +96,22 @@ class LeadershipLostError(NotLeaderError):
 class CoordinationBackendError(CoordinationError):
     """The store did not do its part."""
 
+    lasting = False
+
 
 class BackendUnavailableError(CoordinationBackendError):
-    """The store failed or refused, and this request changed nothing."""
+    """The store failed or refused, and this request changed nothing.
 
-    lasting: bool = False
-    """Whether that stays until a setting is changed, such as a password that the server does not accept."""
+    Args:
+        text: what is wrong, and what to do.
+        name: the lock or election that it is about, if it is about one.
+        lasting: whether trying again does not help, as after a password that the server does not accept.
+    """
+
+    def __init__(self, *text: object, name: str | None = None, lasting: bool = False) -> None:
+        super().__init__(*text, name=name)
+        if lasting:
+            self.lasting = True
 
 
 class OutcomeUnknownError(CoordinationBackendError):

@@ -16,6 +16,7 @@ from grelmicro.coordination.breaking import break_lease
 from grelmicro.coordination.holders import LeaseHolder, holder_of
 from grelmicro.coordination.leaderelection import LeaderElection
 from grelmicro.coordination.lock import Lock
+from grelmicro.coordination.opening import Opening, store_wait
 from grelmicro.coordination.process import ProcessRecord
 from grelmicro.coordination.protocols import (
     Backend,
@@ -69,6 +70,9 @@ class Coordination(Resource):
         election: serves `LeaderElection`.
         schedule: serves schedules.
         requires: the least scope that every backend must have: `process`, `host` or `cluster`.
+        wait: seconds for which opening tries again while a store is not there yet; by default what the variable
+            GREL_STORE_WAIT says, or 0. What trying again does not mend, such as a password that is not accepted, is
+            raised at once.
 
     Raises:
         SettingsValidationError: an argument cannot serve what it is given for, or its scope is too small.
@@ -84,6 +88,7 @@ class Coordination(Resource):
         election: object = None,
         schedule: object = None,
         requires: Scope | None = None,
+        wait: float | None = None,
     ) -> None:
         source = _instance(source)
         if isinstance(source, LeaseStore):
@@ -99,10 +104,13 @@ class Coordination(Resource):
         )
         self._schedule = _slot("schedule", schedule, source, ScheduleBackend, lambda provider: provider.schedule())
         self._opened = AsyncExitStack()
+        self._wait = store_wait(wait)
         self._check_scope(requires)
 
     @classmethod
-    def from_url(cls, url: str, *, namespace: str | None = None, requires: Scope | None = None) -> Self:
+    def from_url(
+        cls, url: str, *, namespace: str | None = None, requires: Scope | None = None, wait: float | None = None
+    ) -> Self:
         """Everything on one store.
 
         Args:
@@ -113,6 +121,7 @@ class Coordination(Resource):
             namespace: separates applications that share a store; `grelmicro` by default. In a Kubernetes namespace,
                 which the URL names, it is the prefix of their Leases.
             requires: the least scope that the store must have.
+            wait: seconds for which opening tries again while the store is not there yet; see `Coordination`.
 
         Raises:
             SettingsValidationError: the URL or one of its options is not known.
@@ -122,7 +131,7 @@ class Coordination(Resource):
         option = SEPARATED_BY.get(scheme, "namespace")
         options = {} if namespace is None else {option: check_namespace(namespace)}
         provider: Provider = resolve_name(PROVIDERS[scheme]).from_url(url, **options)
-        return cls(provider, requires=requires)
+        return cls(provider, requires=requires, wait=wait)
 
     @property
     def lock_backend(self) -> LockBackend:
@@ -224,14 +233,22 @@ class Coordination(Resource):
         return [backend for backend in stores.values() if isinstance(backend, (LockBackend, LeaderElectionBackend))]
 
     async def open(self) -> None:
-        """Open every backend; when one fails, those opened before are closed again."""
+        """Open every backend; when one fails, those opened before are closed again.
+
+        While a store is not there, it is tried again for as long as `wait` says, and two lines in the log tell of it.
+
+        Raises:
+            SettingsValidationError: a setting of a store breaks a rule.
+            CoordinationBackendError: a store is not there, or refuses.
+        """
         self._warn_if_alone()
         worker = self._worker()
         async with AsyncExitStack() as stack:
+            opening = Opening(stack, self._wait)
             for backend in self.backends:
                 if isinstance(backend, LeaseAdapter):
                     backend.worker = worker
-                await stack.enter_async_context(backend)
+                await opening.open(backend, _title(backend))
             for store in self._stores():
                 stack.push_async_callback(ProcessRecord(store, worker).close)
             self._opened = stack.pop_all()

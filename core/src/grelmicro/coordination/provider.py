@@ -3,6 +3,7 @@
 from contextlib import AsyncExitStack
 
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter, ScheduleAdapter
+from grelmicro.coordination.opening import PROBE, Opening, store_wait
 from grelmicro.coordination.protocols import LeaseBackend
 from grelmicro.leases import LeaseStore
 from grelmicro.leases.identity import mint
@@ -59,9 +60,10 @@ class Provider(Resource):
             await check(backend)
 
     async def open(self) -> None:
-        """Open the store and its backends."""
+        """Open the store and its backends; a store that is not there yet is waited for as GREL_STORE_WAIT says."""
         async with AsyncExitStack() as stack:
-            for opened in (self.store, self._lock, self._election, self._schedule):
+            await Opening(stack, store_wait(None)).open(self._lock, self.safe_url)
+            for opened in (self._election, self._schedule):
                 await stack.enter_async_context(opened)
             self._opened = stack.pop_all()
 
@@ -76,6 +78,6 @@ class Provider(Resource):
 async def check(backend: LeaseBackend) -> None:
     """`Provider.check` of an open backend."""
     holder = f"check:{mint()}"
-    lease = await backend.acquire("lock:grelmicro-check", holder, CHECK_LEASE)
+    lease = await backend.acquire(PROBE, holder, CHECK_LEASE)
     if lease.granted_to(holder):
         await backend.release(lease)

@@ -38,6 +38,9 @@ REASONS: Mapping[int, str] = {
 }
 """What a status means, with the server's own words in some, and the remedy."""
 
+LASTING = frozenset((400, 401, 403, 404, 405, 413, 422))
+"""The statuses that stay until a setting, here or there, is changed."""
+
 LONGEST_TEXT = 200
 """Characters of a server's own words that are passed on."""
 

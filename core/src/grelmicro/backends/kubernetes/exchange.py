@@ -219,7 +219,8 @@ class Exchange:
         """What is raised when there is no answer."""
         unsent = self._why_unsent(error)
         if unsent is not None:
-            return BackendUnavailableError(f"{call.what}: {self._title} cannot be used: {unsent}")
+            lasting = isinstance(error, ClientSSLError | UnsentError | InvalidURL)
+            return BackendUnavailableError(f"{call.what}: {self._title} cannot be used: {unsent}", lasting=lasting)
         if isinstance(error, TimeoutError):
             why = f"did not answer within {self._limit:g} s"
         else:

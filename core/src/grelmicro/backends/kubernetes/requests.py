@@ -10,7 +10,7 @@ from grelmicro import lifecycle
 from grelmicro.backends import inherited
 from grelmicro.backends.kubernetes.access import Access, reason
 from grelmicro.backends.kubernetes.cluster import DEFAULT_NAMESPACE, Cluster
-from grelmicro.backends.kubernetes.errors import ForbiddenError, Gone, meaning
+from grelmicro.backends.kubernetes.errors import LASTING, ForbiddenError, Gone, meaning
 from grelmicro.backends.kubernetes.exchange import FAILURES, Call, Exchange, Kind, Reply, Stream
 from grelmicro.errors import (
     BackendUnavailableError,
@@ -209,7 +209,8 @@ class Requests:
             return OutcomeUnknownError(f"{text}; whether it was done is not known")
         if status == 410:
             return Gone(text)
-        return ForbiddenError(text) if status == 403 else BackendUnavailableError(text)
+        kind = ForbiddenError if status == 403 else BackendUnavailableError
+        return kind(text, lasting=status in LASTING)
 
     async def _line(self, stream: Stream) -> bytes:
         try:

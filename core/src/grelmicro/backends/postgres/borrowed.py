@@ -15,7 +15,6 @@ from grelmicro.backends.postgres.errors import (
     is_stale,
     is_unsendable,
     is_unsent,
-    lasting,
     refusal,
     unsendable,
 )
@@ -75,9 +74,10 @@ class BorrowedConnections(Requests):
             # What is asked for in there is seen by nobody else, and undone when the pool resets the connection.
             _terminate(connection)
             await self._give_back(connection)
-            raise lasting(
+            raise BackendUnavailableError(
                 "PostgreSQL: the pool lent a connection that is inside a transaction, in which no lease can be kept: "
-                "let setup=, init= and reset= of the pool end the transactions that they begin"
+                "let setup=, init= and reset= of the pool end the transactions that they begin",
+                lasting=True,
             )
         return connection
 

@@ -1,7 +1,7 @@
 """What an error of PostgreSQL means: whether something may have happened, why, and what to do."""
 
 from collections.abc import Mapping
-from ssl import SSLError
+from ssl import SSLCertVerificationError, SSLError
 
 from grelmicro.backends.postgres.library import (
     DataError,
@@ -135,20 +135,10 @@ def refusal(error: BaseException, doing: str = "", server: str = "PostgreSQL") -
         doing: a verb, such as `connecting to `.
         server: whose answer it is, or would be.
     """
-    text = f"{doing}{server}: {reason(error)}"
-    return lasting(text) if code(error) in LASTING or _is_about_tls(error) else BackendUnavailableError(text)
-
-
-def _is_about_tls(error: BaseException) -> bool:
-    """Whether client and server cannot agree to encrypt the connection."""
-    return isinstance(error, SSLError) or (isinstance(error, ConnectionError) and NO_TLS in str(error))
-
-
-def lasting(text: str) -> BackendUnavailableError:
-    """The error of what stays so until a setting is changed."""
-    error = BackendUnavailableError(text)
-    error.lasting = True
-    return error
+    no_tls = isinstance(error, SSLCertVerificationError) or (
+        isinstance(error, ConnectionError) and NO_TLS in str(error)
+    )
+    return BackendUnavailableError(f"{doing}{server}: {reason(error)}", lasting=no_tls or code(error) in LASTING)
 
 
 def unsendable() -> BackendUnavailableError:

@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from grelmicro import lifecycle
-from grelmicro.backends.redis.errors import ELSEWHERE, code, reason
+from grelmicro.backends.redis.errors import ELSEWHERE, code, is_lasting, reason
 from grelmicro.backends.redis.library import (
     AbstractConnection,
     AuthenticationError,
@@ -248,7 +248,9 @@ class Connections:
             why = reason(error)
         else:
             why = f"{str(error).rstrip('.')}: check that it runs, and the address"
-        return BackendUnavailableError(f"{what}: {self.server.safe_url} cannot be used: {why}")
+        return BackendUnavailableError(
+            f"{what}: {self.server.safe_url} cannot be used: {why}", lasting=is_lasting(error)
+        )
 
     def _no_reply(self, error: Exception, what: str, changes: bool) -> CoordinationBackendError:
         if isinstance(error, TimeoutError):
@@ -260,7 +262,7 @@ class Connections:
         text = f"{what}: {self.server.safe_url} {why}"
         if changes:
             return OutcomeUnknownError(f"{text}; whether it was done is not known: check the server and the network")
-        return BackendUnavailableError(text)
+        return BackendUnavailableError(text, lasting=is_lasting(error))
 
 
 def _is_refusal(error: Exception, replies: int) -> bool:

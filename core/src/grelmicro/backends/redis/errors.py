@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from ssl import SSLCertVerificationError
 
 from grelmicro.backends.redis.library import (
     AuthenticationError,
@@ -36,6 +37,9 @@ REASONS: Mapping[str, str] = {
 `NOPASS` is not a word of the server, which begins that error with a plain `ERR`.
 """
 
+LASTING = frozenset(("CLUSTERDOWN", "MOVED", "NOAUTH", "NOPASS", "NOPERM", "WRONGPASS", "WRONGTYPE"))
+"""The errors that stay until a setting, here or there, is changed."""
+
 ELSEWHERE = frozenset(("READONLY", "MASTERDOWN", "LOADING"))
 """The errors of a server that is not, or not yet, the one to ask: a new connection may lead to another one."""
 
@@ -67,6 +71,13 @@ def code(error: RedisError) -> str:
     if known == "WRONGPASS":
         return next((code for text, code in _LOGINS.items() if text in str(error)), known)
     return known or _words(error).partition(" ")[0]
+
+
+def is_lasting(error: BaseException) -> bool:
+    """Whether trying again does not help."""
+    # redis-py raises its own error while it handles that of the connection.
+    untrusted = isinstance(error.__context__, SSLCertVerificationError)
+    return untrusted or (isinstance(error, RedisError) and code(error) in LASTING)
 
 
 def reason(error: RedisError) -> str:

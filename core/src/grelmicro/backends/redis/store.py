@@ -10,7 +10,7 @@ from grelmicro import lifecycle
 from grelmicro.backends import inherited
 from grelmicro.backends.hints import Hints
 from grelmicro.backends.redis.connections import Connections
-from grelmicro.backends.redis.errors import reason
+from grelmicro.backends.redis.errors import is_lasting, reason
 from grelmicro.backends.redis.feed import RedisFeed
 from grelmicro.backends.redis.library import ResponseError
 from grelmicro.backends.redis.scripts import pack
@@ -170,7 +170,9 @@ class RedisStore(LeaseStore):
         what = f"opening {type(self).__name__}"
         time, memory = await opened.connections.ask(pack(b"TIME") + pack(b"INFO", b"memory"), 2, what, changes=False)
         if isinstance(time, ResponseError):
-            raise BackendUnavailableError(f"{what}: {self.server.safe_url} refused it: {reason(time)}")
+            raise BackendUnavailableError(
+                f"{what}: {self.server.safe_url} refused it: {reason(time)}", lasting=is_lasting(time)
+            )
         opened.table.learn_time(int(time[0]) + int(time[1]) / 1e6, asked_at)
         if isinstance(memory, bytes):  # and the user may ask for it
             self._warn_of_eviction(memory.decode(errors="replace"))

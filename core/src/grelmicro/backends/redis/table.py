@@ -10,7 +10,7 @@ from typing import Any
 
 from grelmicro.backends.redis import scripts as scripts
 from grelmicro.backends.redis.connections import Connections, Unanswered
-from grelmicro.backends.redis.errors import code, reason
+from grelmicro.backends.redis.errors import code, is_lasting, reason
 from grelmicro.backends.redis.library import NoScriptError, ResponseError
 from grelmicro.backends.redis.scripts import Argument, Script, pack
 from grelmicro.clock import Clock
@@ -273,7 +273,7 @@ class Table:
 
 
 def _refusal(error: ResponseError, what: str) -> BackendUnavailableError:
-    return BackendUnavailableError(f"{what}: Redis did not do it: {reason(error)}")
+    return BackendUnavailableError(f"{what}: Redis did not do it: {reason(error)}", lasting=is_lasting(error))
 
 
 def _lease(name: str, answer: Sequence[Any]) -> Lease:

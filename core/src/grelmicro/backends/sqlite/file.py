@@ -72,9 +72,11 @@ def check_place(path: str) -> bool:
     """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise SettingsValidationError(
+        missing = SettingsValidationError(
             "SQLite: path is in a directory that does not exist: create the directory first, or name another"
         )
+        missing.lasting = False  # it may be mounted late
+        raise missing
     if os.path.isdir(path):
         raise SettingsValidationError("SQLite: path is a directory: name a file in it, such as 'locks.db'")
     if os.path.exists(path) and not os.path.isfile(path):
