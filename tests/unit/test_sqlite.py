@@ -646,8 +646,8 @@ async def test_a_watcher_survives_errors_and_says_so_once(
 
 async def test_a_waiter_is_not_woken_while_there_is_nothing_to_get(store: SQLiteStore, other: SQLiteStore) -> None:
     lease = await other.acquire("lock:a", "a", 60.0)
+    await store.acquire("lock:a", "b", 60.0, waiting=True)
     async with store.watch("lock:a") as waiter:
-        await store.acquire("lock:a", "b", 60.0, waiting=True)
         waiting = asyncio.create_task(waiter.wait(60.0))
         for _ in range(10):
             await asyncio.sleep(0.02)
@@ -670,8 +670,8 @@ async def test_a_free_lease_is_told_once(store: SQLiteStore, other: SQLiteStore)
 
 async def test_an_expiry_is_a_hint_too(store: SQLiteStore, other: SQLiteStore, clock: MovableClock) -> None:
     await other.acquire("lock:a", "a", 60.0)
+    await store.acquire("lock:a", "b", 60.0, waiting=True)
     async with store.watch("lock:a") as waiter:
-        await store.acquire("lock:a", "b", 60.0, waiting=True)
         waiting = asyncio.create_task(waiter.wait(10_000.0))
         await asyncio.sleep(0.05)
         assert not waiting.done()
@@ -725,8 +725,8 @@ async def test_a_waiter_finds_the_lease_after_the_file_was_deleted(
     store: SQLiteStore, other: SQLiteStore, path: Path
 ) -> None:
     await other.acquire("lock:a", "a", 60.0)
+    await store.acquire("lock:a", "b", 60.0, waiting=True)
     async with store.watch("lock:a") as waiter:
-        await store.acquire("lock:a", "b", 60.0, waiting=True)
         await asyncio.sleep(0.05)
         remove(path)
         assert await asyncio.wait_for(waiter.wait(60.0), 5.0)

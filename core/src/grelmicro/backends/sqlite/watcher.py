@@ -31,6 +31,9 @@ TEST_INTERVAL_S = 30.0
 READ_PAUSE_S = 0.000_05
 """Seconds between two looks, for each name: one takes half as long, so that looking never takes a whole processor."""
 
+ASK_GRACE_S = 0.01
+"""Seconds within which a waiter that has just subscribed asks the store, and so is marked as waiting."""
+
 LINGER_S = 1.0
 """Seconds for which the watch goes on without a waiter: a contended name is soon waited for again."""
 
@@ -41,10 +44,11 @@ Version = tuple[int, int]
 class _Watched:
     """What is known of a name that somebody waits for."""
 
-    __slots__ = ("hinted", "looked", "ours", "row", "signal", "unmarked")
+    __slots__ = ("asks_until", "hinted", "looked", "ours", "row", "signal", "unmarked")
 
     def __init__(self) -> None:
         self.signal = Signal()
+        self.asks_until = 0.0  # when the last waiter to come has asked, by the event loop's time
         self.ours = False  # this process has it: the next change is most likely its own
         self.looked = False
         self.row: Row | None = None
@@ -100,6 +104,7 @@ class Watcher:
         watched = self._watched.setdefault(name, _Watched())
         if watched.signal.idle:
             watched.looked = False
+        watched.asks_until = self._time() + ASK_GRACE_S
         waiter = SignalWaiter(watched.signal, self._clock)
         self._look_soon()
         self._stay_awake()
@@ -252,15 +257,14 @@ class Watcher:
         now = self._table.now()
         changed = False
         for name, watched in self._watched.items():
-            first = not watched.looked
             if rows is not None and name in rows:
-                changed |= not first and watched.row != rows[name]
+                changed |= watched.looked and watched.row != rows[name]
                 watched.looked, watched.row = True, rows[name]
-            if watched.looked and self._is_news(watched, now, first=first):
+            if watched.looked and self._is_news(watched, now):
                 watched.signal.send()
         return changed
 
-    def _is_news(self, watched: _Watched, now: float, *, first: bool) -> bool:
+    def _is_news(self, watched: _Watched, now: float) -> bool:
         """Whether those who wait should ask now.
 
         They should when the lease is free, once for each time that it becomes free. While it is held, by whomever,
@@ -275,7 +279,7 @@ class Watcher:
         if self._table.is_marked(row, now):
             watched.unmarked = None
             return False
-        if first:  # whoever has just begun to wait is about to ask anyway
+        if self._time() < watched.asks_until:
             return False
         news, watched.unmarked = row.fence != watched.unmarked, row.fence
         return news
