@@ -38,14 +38,18 @@ class Reports:
         self._outage = Outage(f"{path}: waking waiters at once (they probe it meanwhile)", logger)
         self._notifier: Notifier | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listening = False
         self._retry_at = -math.inf if possible else math.inf
         self._deaf: Files | None = None
         self._touched_at = 0.0
+        self._unmute: asyncio.TimerHandle | None = None
+        self.listening = False
+        """Whether the next report wakes the event loop."""
         self.trusted = False
         """Whether a report that this process caused has come, so that reports of others come, too."""
         self.pending = False
         """Whether a report has come since `take`."""
+        self.came_at = -math.inf
+        """When the event loop has seen the last one, by its time."""
 
     def take(self) -> bool:
         """Whether a report has come since the last call."""
@@ -59,9 +63,16 @@ class Reports:
 
     def listen(self) -> None:
         """Have `came` called at the next report. Until then the event loop is not woken by any."""
-        if self._notifier is not None and self._loop is not None and not self._listening:
+        if self._notifier is not None and self._loop is not None and not self.listening:
             self._loop.add_reader(self._notifier.fileno(), self._on_report)
-            self._listening = True
+            self.listening = True
+        self._cancel_unmute()
+
+    def mute(self, seconds: float) -> None:
+        """Do not have the event loop woken for a while. What is reported meanwhile is seen then."""
+        if self._loop is not None and self.listening:
+            self._stop_listening()
+            self._unmute = self._loop.call_later(seconds, self.listen)
 
     async def follow(self, files: Files) -> None:
         """Have the changes of `files` reported, which are at the path now."""
@@ -100,15 +111,15 @@ class Reports:
 
     def abandon(self) -> None:
         """Forget a watch that a fork has closed, or whose event loop is gone."""
-        self._notifier = self._loop = None
-        self._listening = self.trusted = self.pending = False
+        self._notifier = self._loop = self._unmute = None
+        self.listening = self.trusted = self.pending = False
 
     async def _begin(self) -> None:
         loop = asyncio.get_running_loop()
         try:
             watch = await self._lane.aside(lambda: notifier(self._lane.resolved))
             loop.add_reader(watch.fileno(), self._on_report)
-            self._listening = True
+            self.listening = True
         except FileNotFoundError:  # it was removed just now
             return
         except NotImplementedError:  # the loop cannot listen to it
@@ -127,16 +138,22 @@ class Reports:
         self._stop_listening()
         if self._notifier is None or not self._notifier.drain():
             return
-        self.pending = True
+        self.pending, self.came_at = True, asyncio.get_running_loop().time()
         if not self.trusted:
             self.trusted = True
-            self._outage.over(asyncio.get_running_loop().time())
+            self._outage.over(self.came_at)
         self._came()
 
     def _stop_listening(self) -> None:
-        if self._notifier is not None and self._loop is not None and self._listening:
+        if self._notifier is not None and self._loop is not None and self.listening:
             self._loop.remove_reader(self._notifier.fileno())
-        self._listening = False
+        self.listening = False
+        self._cancel_unmute()
+
+    def _cancel_unmute(self) -> None:
+        if self._unmute is not None:
+            self._unmute.cancel()
+            self._unmute = None
 
     def _fail(self, error: Exception) -> None:
         now = asyncio.get_running_loop().time()

@@ -108,6 +108,7 @@ class SQLiteStore(LeaseStore):
     ) -> Lease:
         """See `LeaseStore.acquire`."""
         table, writer, _, watcher = self._get_open()
+        watcher.writing()
         lease = await writer.write(table.acquire, name, holder, max(ttl, self.resolution), data, waiting)
         watcher.answered(lease, holder)
         if self.clock.now() >= self._sweep_at:
@@ -127,6 +128,7 @@ class SQLiteStore(LeaseStore):
     async def _renew(self, renewals: Sequence[tuple[Lease, float]], data: Mapping[str, str] | None) -> list[Lease]:
         table, writer, _, watcher = self._get_open()
         asked = [(lease, max(ttl, self.resolution)) for lease, ttl in renewals]
+        watcher.writing()
         survivors = await writer.write(table.renew, asked, data)
         for lease, shortened in survivors:
             if shortened:
@@ -136,6 +138,7 @@ class SQLiteStore(LeaseStore):
     async def release(self, lease: Lease, *, data: Mapping[str, str] | None = None) -> bool:
         """See `LeaseStore.release`."""
         table, writer, _, watcher = self._get_open()
+        watcher.writing()
         outcome = writer.write(table.release, lease, data)
         # Before it is done: what those who wait now ask comes after it on the same thread.
         watcher.releasing(lease)
@@ -149,6 +152,7 @@ class SQLiteStore(LeaseStore):
     async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
         """See `PassingLeases.pass_on`."""
         table, writer, _, watcher = self._get_open()
+        watcher.writing()
         passed = await writer.write(table.pass_on, lease, holder, max(ttl, self.resolution))
         if passed is not None:
             watcher.answered(passed, holder)

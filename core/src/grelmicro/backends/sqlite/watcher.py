@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import Context
 from typing import NamedTuple
@@ -34,6 +34,12 @@ READ_PAUSE_S = 0.000_05
 ASK_GRACE_S = 0.01
 """Seconds within which a waiter that has just subscribed asks the store, and so is marked as waiting."""
 
+MUTE_S = 0.001
+"""Seconds for which a write of this process delays reports about leases of others."""
+
+MAX_OURS = 10_000
+"""Names of leases that this process got that are kept at most. Those of leases that ended by themselves stay."""
+
 LINGER_S = 1.0
 """Seconds for which the watch goes on without a waiter: a contended name is soon waited for again."""
 
@@ -44,12 +50,11 @@ Version = tuple[int, int]
 class _Watched:
     """What is known of a name that somebody waits for."""
 
-    __slots__ = ("asks_until", "hinted", "looked", "ours", "row", "signal", "unmarked")
+    __slots__ = ("asks_until", "hinted", "looked", "row", "signal", "unmarked")
 
     def __init__(self) -> None:
         self.signal = Signal()
         self.asks_until = 0.0  # when the last waiter to come has asked, by the event loop's time
-        self.ours = False  # this process has it: the next change is most likely its own
         self.looked = False
         self.row: Row | None = None
         self.hinted: tuple[object, ...] | None = None  # the free state that was told last
@@ -88,6 +93,7 @@ class Watcher:
         self._table = table
         self._clock = clock
         self._watched: dict[str, _Watched] = {}
+        self._ours: set[str] = set()  # names whose leases this process got: the next change is most likely its own
         self._task: asyncio.Task[None] | None = None
         self._wake = Signal()
         self._reports = Reports(path, lane, self._wake.send, possible=reported)
@@ -102,8 +108,6 @@ class Watcher:
     async def watch(self, name: str) -> AsyncIterator[Waiter]:
         """Subscribe to hints about `name`."""
         watched = self._watched.setdefault(name, _Watched())
-        if watched.signal.idle:
-            watched.looked = False
         watched.asks_until = self._time() + ASK_GRACE_S
         waiter = SignalWaiter(watched.signal, self._clock)
         self._look_soon()
@@ -117,19 +121,29 @@ class Watcher:
             yield waiter
         finally:
             waiter.close()
-            if not self._has_waiters():
+            if watched.signal.idle and self._watched.get(name) is watched:
+                del self._watched[name]
+            if not self._watched:
                 self._wake.send()
                 self._rest_soon()
 
+    def writing(self) -> None:
+        """This process is about to write: its own report must not wake the event loop in the middle of that."""
+        if self._reports.listening:
+            self._reports.mute(PROBE_INTERVAL_S if self._ours.issuperset(self._watched) else MUTE_S)
+
     def answered(self, lease: Lease, holder: str) -> None:
         """The store answered to `holder`, which had asked for it."""
-        if (watched := self._watched.get(lease.name)) is not None:
-            watched.ours = lease.holder == holder
+        if lease.holder != holder:
+            self._ours.discard(lease.name)
+        elif len(self._ours) < MAX_OURS:
+            self._ours.add(lease.name)
 
     def releasing(self, lease: Lease) -> None:
         """This process is about to set `lease` free: hint at once, so that the next look need not."""
+        self._ours.discard(lease.name)
         if (watched := self._watched.get(lease.name)) is not None:
-            watched.hinted, watched.ours = (lease.fence, "", 0), False
+            watched.hinted = (lease.fence, "", 0)
             watched.signal.send()
 
     def shortened(self, name: str) -> None:
@@ -152,7 +166,7 @@ class Watcher:
     async def _run(self) -> None:
         pause = PROBE_INTERVAL_S
         quiet = not await self._change_within(pause)
-        while self._has_waiters():
+        while self._watched:
             try:
                 with distinguish_cancellation():
                     files = await self._look(quiet)
@@ -188,13 +202,6 @@ class Watcher:
         self._reports.end()
         self._plan_end(None)
 
-    def _active(self) -> Iterator[tuple[str, _Watched]]:
-        """The names that are waited for now; those that were a moment ago are kept as well."""
-        return ((name, watched) for name, watched in self._watched.items() if not watched.signal.idle)
-
-    def _has_waiters(self) -> bool:
-        return any(not watched.signal.idle for watched in self._watched.values())
-
     async def _change_within(self, seconds: float) -> bool:
         """Wait for a reason to look, or to end, for `seconds` at most; whether there is one."""
         until = self._time() + seconds
@@ -205,14 +212,15 @@ class Watcher:
             await self._wake.wait(SYSTEM_CLOCK, min(ready, until) - now)
 
     def _ready_at(self) -> float:
-        """When to look. What this process has is changed by itself, mostly: then now and then is enough."""
-        active = list(self._active())
-        if not active:
+        """When to look. What this process has is changed by itself, mostly: then a look in a while is enough."""
+        if not self._watched:
             return -math.inf
         if not self._due and not self._reports.pending:
             return math.inf
-        pause = len(active) * READ_PAUSE_S
-        return self._looked_at + (max(pause, PROBE_INTERVAL_S) if all(each.ours for _, each in active) else pause)
+        ready = self._looked_at + len(self._watched) * READ_PAUSE_S
+        if self._ours.issuperset(self._watched):
+            return max(ready, self._looked_at + PROBE_INTERVAL_S, self._reports.came_at + PROBE_INTERVAL_S)
+        return ready
 
     def _look_soon(self) -> None:
         """Look without a report."""
@@ -229,11 +237,8 @@ class Watcher:
         self._due = self._settled = False
         reported, trusted = reports.take(), reports.trusted
         self._looked_at = self._time()
-        if quiet:
-            self._watched = dict(self._active())
-        names = dict(self._active())
-        known = self._version if all(watched.looked for watched in names.values()) else None
-        seen = await self._lane.read(self._read, known, tuple(names), quiet and trusted)
+        known = self._version if all(watched.looked for watched in self._watched.values()) else None
+        seen = await self._lane.read(self._read, known, tuple(self._watched), quiet and trusted)
         changed = self._tell(seen.rows)
         reports.pending |= reports.drain()
         if changed and settled and not reported and not seen.reported and not reports.pending:
