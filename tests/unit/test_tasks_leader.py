@@ -178,23 +178,43 @@ async def test_a_gate_that_opens_and_closes_is_followed(world: World, clock: Mov
         assert sum(task.outcomes.values()) == pytest.approx(135, abs=6)
 
 
+UNATTENDED = (
+    "the leader of 'job' is waited for, and nothing runs that election in this process: add it to the Tasks of an open "
+    "app, or run it in a task of its own"
+)
+
+
+@pytest.mark.parametrize("seconds", [0.01, 60.0])
 async def test_an_election_that_was_never_started_is_told_once(
-    nothing_left: None, clock: MovableClock, caplog: pytest.LogCaptureFixture
+    nothing_left: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
+    """As with `Tasks` that no app uses."""
+    monkeypatch.setattr("grelmicro.coordination.leaderelection.UNATTENDED_S", 0.05)
     leader, other = LeaderElection("job"), LeaderElection("other")
-    tasks = Tasks(clock=clock)
-    tasks.every(seconds=2, name="forgotten", leader=leader)(lambda: None)
-    tasks.every(seconds=2, name="standing", leader=other)(lambda: None)
+    tasks = Tasks()
+    tasks.every(seconds=seconds, name="forgotten", leader=leader)(lambda: None)
+    tasks.every(seconds=seconds, name="standing", leader=other)(lambda: None)
     async with tasks:
         service = asyncio.create_task(other())
-        await clock.advance(20.0)
-        service.cancel()
-        await asyncio.wait({service})
-    told = [record.getMessage() for record in caplog.records if record.name == "grelmicro.task"]
-    assert told == [
-        "task forgotten waits for the leader of 'job', and this worker takes no part in that election: "
-        "add it to Tasks, or run it in a task of its own"
-    ]
+        waiting = [asyncio.create_task(each.wait_for_leader()) for each in (leader, leader, other)]
+        await eventually(lambda: caplog.messages, "it is told")
+        await asyncio.sleep(0.2)
+        for task in (service, *waiting):
+            task.cancel()
+        await asyncio.wait({service, *waiting})
+    assert [text for text in caplog.messages if "is waited for" in text] == [UNATTENDED]
+
+
+async def test_an_election_that_is_started_in_time_is_not_waited_for_in_vain(
+    nothing_left: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("grelmicro.coordination.leaderelection.UNATTENDED_S", 0.5)
+    leader = LeaderElection("job")
+    waiting = asyncio.create_task(leader.wait_for_leader())
+    await asyncio.sleep(0.05)
+    async with Grelmicro(uses=[Coordination(MemoryProvider()), Tasks(tasks=[leader])]):
+        await asyncio.wait_for(waiting, 5)
+    assert "is waited for" not in caplog.text
 
 
 def test_a_task_whose_leader_is_on_another_event_loop_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -40,6 +40,9 @@ logger = logging.getLogger("grelmicro.leader_election")
 
 T = TypeVar("T")
 
+UNATTENDED_S = 5.0
+"""Seconds after which a wait for the leader is logged, when the election does not run in this process."""
+
 
 class LeaderElectionConfig(WorkerConfig):
     """Settings of a `LeaderElection`; each can be set by `GREL_LEADERELECTION_{NAME}_{FIELD}` or without the name.
@@ -269,7 +272,25 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
         """
         self._check_loop()
         while not self.is_leader():
-            await self._standing.changed.wait(self._standing.clock)
+            came = await self._standing.changed.wait(self._standing.clock, self._unattended_in())
+            if not came and self._unattended_in() == 0:
+                self._standing.unattended_told = True
+                logger.warning(
+                    "the leader of '%s' is waited for, and nothing runs that election in this process: "
+                    "add it to the Tasks of an open app, or run it in a task of its own",
+                    self._name,
+                )
+
+    def _unattended_in(self) -> float | None:
+        """Seconds after which a wait is one for an election that nothing runs; None when that is no matter."""
+        standing = self._standing
+        if standing.unattended_told or self.is_running():
+            standing.unattended_since = None
+            return None
+        now = standing.clock.now()
+        if standing.unattended_since is None:
+            standing.unattended_since = now
+        return max(standing.unattended_since + UNATTENDED_S - now, 0.0)
 
     async def wait_lose_leader(self) -> None:
         """Wait until the present term is over; returns at once when not leading.

@@ -124,6 +124,8 @@ class Standing:
         self.began_at = -math.inf  # when it began to take part
         self.heard_at = -math.inf  # when the last request was sent that the store answered
         self.failing = False  # whether the last request failed
+        self.unattended_since: float | None = None  # when something waited for the leader, and the election did not run
+        self.unattended_told = False
         self.changed = Signal()
         self._bodies: set[asyncio.Task[object]] = set()
 

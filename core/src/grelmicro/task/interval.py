@@ -253,7 +253,6 @@ class IntervalTask:
                 left = busy.retry_after or 0.0
             else:
                 self._ran = self._ran or self._job.began_at is not None
-                self._look_after(outcome)
                 return outcome
             if late + left > self._seconds * TOLERANCE:
                 self._follow(left)
@@ -270,15 +269,3 @@ class IntervalTask:
         self._ran = False
         if left <= self._seconds <= self.lock.config.min_hold_duration:
             self._theirs = self.clock.now() + left
-
-    def _look_after(self, outcome: FireOutcome) -> None:
-        """Tell once, and not before it had the time to start, that an election does not run: then nobody leads."""
-        leader = self.leader
-        if leader is None or outcome is not FireOutcome.SKIPPED or self.outcomes[outcome] != 1 or leader.is_running():
-            return
-        logger.warning(
-            "task %s waits for the leader of '%s', and this worker takes no part in that election: "
-            "add it to Tasks, or run it in a task of its own",
-            self.name,
-            leader.name,
-        )
