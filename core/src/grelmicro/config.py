@@ -122,11 +122,8 @@ def build(
     Raises:
         SettingsValidationError: a value breaks a rule.
     """
-    if not isinstance(prefix, str | None):
-        raise SettingsValidationError(
-            f"{owner}: env_prefix should be text, not {type(prefix).__name__}: "
-            "give what the names of its environment variables begin with, such as 'SHOP_LOCK_'"
-        )
+    if prefix is not None:
+        check_env_prefix(owner, prefix)
     keywords = {field: value for field, value in given.items() if value is not None}
     found = {} if name is None else _from_environment(config, name, prefix)
     if not keywords and not found:
@@ -136,6 +133,24 @@ def build(
         return config(**values)
     except ValidationError as error:
         raise SettingsValidationError(_explain(error, owner, config, keywords, found)) from None
+
+
+def check_env_prefix(owner: str, prefix: object) -> str:
+    """`prefix`, if it is text.
+
+    Args:
+        owner: whose variables begin with it, for the error.
+        prefix: what to check.
+
+    Raises:
+        SettingsValidationError: it is not.
+    """
+    if isinstance(prefix, str):
+        return prefix
+    raise SettingsValidationError(
+        f"{owner}: env_prefix should be text, not {type(prefix).__name__}: "
+        "give what the names of its environment variables begin with, such as 'SHOP_LOCK_'"
+    )
 
 
 @lru_cache

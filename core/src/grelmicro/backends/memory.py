@@ -8,7 +8,7 @@ from typing import Self
 from grelmicro.clock import Clock, Signal
 from grelmicro.config import Duration, check_seconds
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
-from grelmicro.coordination.provider import Provider
+from grelmicro.coordination.provider import Provider, shared_store
 from grelmicro.errors import SettingsValidationError
 from grelmicro.leases.lease import Lease, LeaseStore, SignalWaiter, Waiter
 from grelmicro.leases.retention import RETENTION, droppable
@@ -216,14 +216,20 @@ class MemoryProvider(Provider):
 
 
 class MemoryAdapter(LeaseAdapter):
-    """An adapter on a memory store of its own.
+    """An adapter on a memory store of its own, or on that of a provider.
 
     Args:
+        provider: whose store it shares.
         clock: the time of leases; tests give one that they move.
     """
 
-    def __init__(self, *, clock: Clock | None = None) -> None:
-        super().__init__(MemoryStore(clock=clock))
+    def __init__(self, *, provider: MemoryProvider | None = None, clock: Clock | None = None) -> None:
+        if provider is None:
+            store: LeaseStore = MemoryStore(clock=clock)
+        else:
+            store = shared_store(provider, MemoryProvider, type(self).__name__, alone=clock is None)
+        super().__init__(store)
+        self.provider = provider
 
 
 class MemoryLockAdapter(MemoryAdapter, LockAdapter):

@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter, ScheduleAdapter
 from grelmicro.coordination.opening import PROBE, Opening, store_wait
 from grelmicro.coordination.protocols import LeaseBackend
+from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.leases import LeaseStore
 from grelmicro.leases.identity import mint
 from grelmicro.lifecycle import Resource
@@ -50,6 +51,17 @@ class Provider(Resource):
         for backend in (self._lock, self._election, self._schedule):
             backend.move_to(store)
 
+    @property
+    def client(self) -> object:
+        """The client library's own object for whatever else the application does with the server.
+
+        Raises:
+            OutOfContextError: there is none.
+        """
+        raise OutOfContextError(
+            f"{type(self).__name__} has no client: its connections are for leases alone; build a client of your own"
+        )
+
     async def check(self) -> None:
         """Take a lease and give it back; for health probes. That another probe has it at that moment is well, too.
 
@@ -73,6 +85,29 @@ class Provider(Resource):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.safe_url!r})"
+
+
+def shared_store(provider: Provider, kind: type[Provider], adapter: str, *, alone: bool) -> LeaseStore:
+    """The store of a provider for an adapter of another name.
+
+    Args:
+        provider: the argument `provider=` of the adapter.
+        kind: what it has to be.
+        adapter: the class of the adapter, for the error.
+        alone: whether the adapter was given nothing else.
+
+    Raises:
+        SettingsValidationError: it is something else, or not the only argument.
+    """
+    if not isinstance(provider, kind):
+        raise SettingsValidationError(
+            f"{adapter}: provider should be a {kind.__name__}, not {type(provider).__name__}: give one of them"
+        )
+    if not alone:
+        raise SettingsValidationError(
+            f"{adapter}: the provider says where the leases are and how they are kept: leave the other arguments out"
+        )
+    return provider.store
 
 
 async def check(backend: LeaseBackend) -> None:

@@ -20,6 +20,9 @@ from grelmicro.backends.kubernetes.library import ApiClient
 from grelmicro.config import Config, Duration, Seconds, build
 from grelmicro.errors import SettingsValidationError
 
+ENV_PREFIX = "KUBE_"
+"""What the names of environment variables begin with, unless `env_prefix` says otherwise."""
+
 DEFAULT_NAMESPACE = "default"
 
 LONGEST_REQUEST = 60.0
@@ -56,6 +59,8 @@ class Cluster:
     kubeconfig: str | None = None
     context: str | None = None
     client: ApiClient | None = field(default=None, repr=False)
+    owns_client: bool = False
+    """Whether the client is closed with the store."""
 
     @classmethod
     def at(
@@ -64,6 +69,8 @@ class Cluster:
         kubeconfig: str | os.PathLike[str] | None = None,
         context: str | None = None,
         request_timeout: Duration | None = None,
+        *,
+        env_prefix: str = ENV_PREFIX,
     ) -> Self:
         """The cluster of a kubeconfig, or the one that this process runs in.
 
@@ -72,11 +79,12 @@ class Cluster:
             kubeconfig: the path of a file; several are separated as in `KUBECONFIG`.
             context: the name of a context in it, instead of its current one.
             request_timeout: seconds, at most 60; or `KUBE_REQUEST_TIMEOUT`, or 5.
+            env_prefix: what the names of these variables begin with, but for `KUBECONFIG`.
 
         Raises:
             SettingsValidationError: a setting breaks a rule.
         """
-        settings = _settings(namespace, request_timeout)
+        settings = _settings(namespace, request_timeout, env_prefix)
         if isinstance(kubeconfig, os.PathLike):
             kubeconfig = os.fspath(kubeconfig)
         for setting, value in (("kubeconfig", kubeconfig), ("context", context)):
@@ -88,7 +96,12 @@ class Cluster:
 
     @classmethod
     def of_client(
-        cls, api_client: object, namespace: str | None = None, request_timeout: Duration | None = None
+        cls,
+        api_client: object,
+        namespace: str | None = None,
+        request_timeout: Duration | None = None,
+        *,
+        own: bool = False,
     ) -> Self:
         """The cluster of a client of kubernetes-asyncio: its configuration and headers, on connections of its own.
 
@@ -102,7 +115,7 @@ class Cluster:
                 "API objects use"
             )
         settings = _settings(namespace, request_timeout)
-        return cls(settings.namespace, settings.request_timeout, client=api_client)
+        return cls(settings.namespace, settings.request_timeout, client=api_client, owns_client=own)
 
     @property
     def safe_url(self) -> str:
@@ -157,6 +170,6 @@ class Cluster:
         return Kubeconfig(paths, self.context)
 
 
-def _settings(namespace: str | None, request_timeout: Duration | None) -> ClusterSettings:
+def _settings(namespace: str | None, request_timeout: Duration | None, env_prefix: str = ENV_PREFIX) -> ClusterSettings:
     given = {"namespace": namespace, "request_timeout": request_timeout}
-    return build(ClusterSettings, "Kubernetes", given, name="kube", prefix="KUBE_")
+    return build(ClusterSettings, "Kubernetes", given, name="kube", prefix=env_prefix)

@@ -10,6 +10,7 @@ from grelmicro import lifecycle
 from grelmicro.backends.hints import Hints
 from grelmicro.backends.kubernetes.cluster import Cluster
 from grelmicro.backends.kubernetes.feed import KubernetesFeed
+from grelmicro.backends.kubernetes.library import ApiClient
 from grelmicro.backends.kubernetes.names import lease_name
 from grelmicro.backends.kubernetes.requests import Requests
 from grelmicro.backends.kubernetes.table import Table
@@ -124,7 +125,8 @@ class KubernetesStore(LeaseStore):
         """Vacate what was seen to expire, as far as that is quickly done; a cancellation waits for that."""
         opened, self._opened = self._opened, None
         if opened is not None:
-            await outlast(asyncio.ensure_future(_close(opened, tidy=True)))
+            client = self.cluster.client if self.cluster.owns_client else None
+            await outlast(asyncio.ensure_future(_close(opened, tidy=True, client=client)))
 
     def abandon(self) -> None:
         """Forget the connections of an event loop that is gone; those of a parent process are not touched."""
@@ -212,7 +214,7 @@ class KubernetesStore(LeaseStore):
         return self._opened
 
 
-async def _close(opened: _Open, *, tidy: bool = False) -> None:
+async def _close(opened: _Open, *, tidy: bool = False, client: ApiClient | None = None) -> None:
     try:
         await opened.hints.close()
         if tidy:
@@ -222,3 +224,5 @@ async def _close(opened: _Open, *, tidy: bool = False) -> None:
         logger.debug("expired leases were left as they are: %s", error)
     finally:
         await opened.requests.close()
+        if client is not None:
+            await client.close()

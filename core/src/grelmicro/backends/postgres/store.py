@@ -18,10 +18,10 @@ from grelmicro.backends.postgres.library import Pool
 from grelmicro.backends.postgres.server import Server
 from grelmicro.backends.postgres.statements import Statements
 from grelmicro.backends.postgres.table import Table, topic_of
-from grelmicro.backends.postgres.url import SCHEMA, Settings, check_schema, limit_of, listening
+from grelmicro.backends.postgres.url import ENV_PREFIX, SCHEMA, Settings, check_schema, limit_of, listening
 from grelmicro.backends.sweeper import Sweeper
 from grelmicro.clock import Clock
-from grelmicro.config import Duration, check_seconds
+from grelmicro.config import Duration, check_env_prefix, check_seconds
 from grelmicro.errors import GrelmicroError, OutOfContextError
 from grelmicro.leases.lease import Lease, LeaseStore, Waiter
 from grelmicro.leases.retention import RETENTION
@@ -71,6 +71,7 @@ class PostgresStore(LeaseStore):
         command_timeout: seconds after which an operation is given up; POSTGRES_COMMAND_TIMEOUT, or 5 by default.
         schema: where the table is; the same for all processes, whatever their `search_path`.
         auto_migrate: make the table if it is missing; else opening raises an error with the SQL.
+        env_prefix: what the names of environment variables begin with, such as `JOBS_POSTGRES_` for a second server.
         namespace: separates applications that share one database; 1 to 63 letters, digits, `_`, `-` or `.`.
         clock: the time of this process.
         retention: seconds for which a free lock's record is kept.
@@ -98,19 +99,22 @@ class PostgresStore(LeaseStore):
         command_timeout: Duration | None = None,
         schema: str = SCHEMA,
         auto_migrate: bool = True,
+        env_prefix: str = ENV_PREFIX,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
         retention: Duration = RETENTION,
     ) -> None:
-        settings = Settings(url, host, port, database, user, password)
+        settings = Settings(url, host, port, database, user, password, check_env_prefix("PostgreSQL", env_prefix))
         if pool is not None:
             settings.check_unset("pool")
         self.address = settings.address() if pool is None else None
         options = {} if self.address is None else self.address.options
         super().__init__(namespace=options.get("namespace", namespace), clock=clock)
-        self._pool = pool
-        self._listen = listening(listen_url) or self.address
-        self._limit = limit_of(command_timeout)
+        self.pool = pool
+        self.owns_pool = False
+        """Whether the pool is opened and closed with the store."""
+        self._listen = listening(listen_url, env_prefix) or self.address
+        self._limit = limit_of(command_timeout, env_prefix)
         self._schema = check_schema(options.get("schema", schema))
         self._create = auto_migrate
         self._retention = check_seconds("retention", retention)
@@ -135,6 +139,8 @@ class PostgresStore(LeaseStore):
         opened = self._make()
         inherited.opened(opened)
         try:
+            if self.pool is not None and self.owns_pool:
+                await self.pool
             await opened.table.open(self._schema, create=self._create)
             if opened.hints is not None:
                 await opened.hints.start()
@@ -160,7 +166,7 @@ class PostgresStore(LeaseStore):
         except Exception as error:  # what expired is free anyway
             logger.debug("closing PostgreSQL: expired leases stay as they are: %s", error)
         finally:
-            await outlast(asyncio.ensure_future(_close(opened)))
+            await outlast(asyncio.ensure_future(_close(opened, self.pool if self.owns_pool else None)))
 
     def abandon(self) -> None:
         """Forget the connections and waiters of a loop that is gone; those of a parent process are not touched."""
@@ -253,8 +259,8 @@ class PostgresStore(LeaseStore):
         """What an open store has, without any connection yet."""
         listen = None if self._listen is None else Server(self._listen)
         requests: Requests
-        if self._pool is not None:
-            requests = BorrowedConnections(self._pool)
+        if self.pool is not None:
+            requests = BorrowedConnections(self.pool)
             renewals = requests if listen is None else OwnConnections(listen, RENEWAL_CONNECTIONS, "renewals")
         else:
             assert self.address is not None
@@ -282,7 +288,7 @@ def _wake(hints: Hints | None, name: str) -> None:
         hints.send(topic_of(name))
 
 
-async def _close(opened: _Open) -> None:
+async def _close(opened: _Open, pool: Pool | None = None) -> None:
     """Close what an open store has; all of it, also where the event loop ends and cancels this."""
     try:
         if opened.hints is not None:
@@ -290,3 +296,9 @@ async def _close(opened: _Open) -> None:
     finally:
         await asyncio.gather(*(connections.close() for connections in opened.connections))
         inherited.closed(opened)
+        if pool is not None:
+            try:
+                async with asyncio.timeout(LAST_LIMIT):
+                    await pool.close()
+            except Exception:  # somebody keeps a connection of it
+                pool.terminate()

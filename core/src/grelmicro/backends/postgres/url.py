@@ -13,6 +13,9 @@ from grelmicro.urls import check_url
 COMMAND_TIMEOUT = 5.0
 """Seconds after which a request to the server is given up, unless `command_timeout` says otherwise."""
 
+ENV_PREFIX = "POSTGRES_"
+"""What the names of environment variables begin with, unless `env_prefix` says otherwise."""
+
 SCHEMA = "public"
 """Where the table is, unless `schema` says otherwise."""
 
@@ -47,6 +50,7 @@ class Settings:
     database: str | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
+    env_prefix: str = ENV_PREFIX
 
     def address(self) -> Address:
         """What they say together.
@@ -57,11 +61,11 @@ class Settings:
         settings = self if self.url is not None or self.host is not None else _from_environment(self)
         if settings.url is not None:
             settings.check_alone()
-            return parse(settings.url, settings.password)
+            return parse(settings.url, settings.password, settings.env_prefix)
         if settings.host is None:
             raise SettingsValidationError(
                 "PostgreSQL: url is missing: give it, such as PostgresProvider('postgresql://localhost/shop'), or "
-                "host=, or set the environment variable POSTGRES_URL or POSTGRES_HOST"
+                f"host=, or set the environment variable {self.env_prefix}URL or {self.env_prefix}HOST"
             )
         return settings.composed(settings.host)
 
@@ -76,8 +80,8 @@ class Settings:
         beside = [name for name in ("host", "port", "database", "user") if getattr(self, name) is not None]
         if beside:
             raise SettingsValidationError(
-                f"PostgreSQL: url and {beside[0]} are both given (as an argument, or as POSTGRES_URL and "
-                f"POSTGRES_{beside[0].upper()}): leave one of them out"
+                f"PostgreSQL: url and {beside[0]} are both given (as an argument, or as {self.env_prefix}URL "
+                f"and {self.env_prefix}{beside[0].upper()}): leave one of them out"
             )
 
     def composed(self, host: str) -> Address:
@@ -92,7 +96,7 @@ class Settings:
         )
 
 
-def parse(url: str, password: str | None = None) -> Address:
+def parse(url: str, password: str | None = None, env_prefix: str = ENV_PREFIX) -> Address:
     """What a URL says, `postgresql+asyncpg://` and the like among them; `password` is one given beside it.
 
     Raises:
@@ -103,7 +107,7 @@ def parse(url: str, password: str | None = None) -> Address:
     if password is not None and own is not None and password != own:
         raise SettingsValidationError(
             "PostgreSQL: url has a password, and another one is set on its own (as an argument, or as "
-            "POSTGRES_PASSWORD): leave one of them out"
+            f"{env_prefix}PASSWORD): leave one of them out"
         )
     query = [("sslmode" if name == "ssl" else name, value) for name, value in parse_qsl(parts.query)]
     dsn = _joined(parts, [(name, value) for name, value in query if name not in OWN])
@@ -113,7 +117,7 @@ def parse(url: str, password: str | None = None) -> Address:
     return Address({"dsn": dsn} | ({} if password is None else {"password": password}), safe, options)
 
 
-def limit_of(given: Duration | None) -> float:
+def limit_of(given: Duration | None, env_prefix: str = ENV_PREFIX) -> float:
     """The limit of a request in seconds: as given, or of POSTGRES_COMMAND_TIMEOUT, or the default.
 
     Raises:
@@ -121,24 +125,25 @@ def limit_of(given: Duration | None) -> float:
     """
     if given is not None:
         return check_seconds("command_timeout", given)
-    text = os.environ.get("POSTGRES_COMMAND_TIMEOUT")
+    variable = f"{env_prefix}COMMAND_TIMEOUT"
+    text = os.environ.get(variable)
     if not text:
         return COMMAND_TIMEOUT
     try:
-        return check_seconds("POSTGRES_COMMAND_TIMEOUT", float(text))
+        return check_seconds(variable, float(text))
     except ValueError:
         raise SettingsValidationError(
-            "POSTGRES_COMMAND_TIMEOUT should be a number of seconds, more than 0 and at most ten years, such as 5"
+            f"{variable} should be a number of seconds, more than 0 and at most ten years, such as 5"
         ) from None
 
 
-def listening(url: str | None) -> Address | None:
+def listening(url: str | None, env_prefix: str = ENV_PREFIX) -> Address | None:
     """Where to listen, if that is said: as given, or in POSTGRES_LISTEN_URL.
 
     Raises:
         SettingsValidationError: the URL has another form.
     """
-    url = os.environ.get("POSTGRES_LISTEN_URL") or None if url is None else url
+    url = os.environ.get(f"{env_prefix}LISTEN_URL") or None if url is None else url
     return None if url is None else parse(url)
 
 
@@ -197,22 +202,24 @@ def _from_environment(given: Settings) -> Settings:
     """What the environment says, for all that was not given; a variable that is empty says nothing."""
 
     def found(*names: str) -> str | None:
-        return next((os.environ[name] for name in names if os.environ.get(name)), None)
+        variables = [given.env_prefix + name for name in names]
+        return next((os.environ[variable] for variable in variables if os.environ.get(variable)), None)
 
-    url, host = found("POSTGRES_URL"), found("POSTGRES_HOST")
+    url, host = found("URL"), found("HOST")
     if url is not None:
-        return Settings(url, host=host, password=given.password or found("POSTGRES_PASSWORD"), **_named(given))
+        return Settings(url, host=host, password=given.password or found("PASSWORD"), **_named(given))
     return Settings(
         host=host,
-        port=given.port if given.port is not None else found("POSTGRES_PORT"),
-        database=given.database or found("POSTGRES_DB", "POSTGRES_DATABASE"),
-        user=given.user or found("POSTGRES_USER"),
-        password=given.password if given.password is not None else found("POSTGRES_PASSWORD"),
+        port=given.port if given.port is not None else found("PORT"),
+        database=given.database or found("DB", "DATABASE"),
+        user=given.user or found("USER"),
+        password=given.password if given.password is not None else found("PASSWORD"),
+        env_prefix=given.env_prefix,
     )
 
 
 def _named(given: Settings) -> dict[str, Any]:
-    return {"port": given.port, "database": given.database, "user": given.user}
+    return {"port": given.port, "database": given.database, "user": given.user, "env_prefix": given.env_prefix}
 
 
 def _wrong(rule: str) -> SettingsValidationError:

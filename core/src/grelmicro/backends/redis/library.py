@@ -3,7 +3,7 @@
 from grelmicro.backends.needed import needed
 
 with needed("Redis", "redis-py", "redis", "redis"):
-    from redis.asyncio import Connection, Redis, RedisCluster, SSLConnection, UnixDomainSocketConnection
+    from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection, UnixDomainSocketConnection
     from redis.asyncio.connection import AbstractConnection
     from redis.exceptions import (
         AuthenticationError,
@@ -27,6 +27,7 @@ __all__ = [
     "ClusterDownError",
     "Connection",
     "ConnectionError",
+    "ConnectionPool",
     "MasterDownError",
     "MovedError",
     "NoPermissionError",

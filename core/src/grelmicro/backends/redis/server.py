@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, SecretStr
 from grelmicro.backends.redis.library import (
     AbstractConnection,
     Connection,
+    ConnectionPool,
     Redis,
     SSLConnection,
     UnixDomainSocketConnection,
@@ -18,6 +19,9 @@ from grelmicro.backends.redis.library import (
 from grelmicro.backends.redis.url import Address, parse, tls_options
 from grelmicro.config import Config, Seconds, build
 from grelmicro.errors import SettingsValidationError
+
+ENV_PREFIX = "REDIS_"
+"""What the names of environment variables begin with, unless `env_prefix` says otherwise."""
 
 OWN = {"socket_timeout": None, "socket_connect_timeout": None, "protocol": 2}
 """How every connection is: requests have their own limit, and the older protocol needs no negotiation."""
@@ -78,13 +82,18 @@ class RedisServer:
     limits: RedisLimits
     namespace: str | None = None
     """The one that the URL names."""
+    client: Redis | None = field(default=None, repr=False)
+    """The client that it was given by."""
+    owns_client: bool = False
+    """Whether the client is closed with the store."""
 
     @classmethod
-    def at(cls, limits: Mapping[str, object], **given: object) -> Self:
+    def at(cls, limits: Mapping[str, object], *, env_prefix: str = ENV_PREFIX, **given: object) -> Self:
         """The server at a URL, at a host, or where the environment says.
 
         Args:
             limits: the fields of `RedisLimits`, None where they are not given.
+            env_prefix: what the names of environment variables begin with.
             given: the fields of `RedisPlace`, None where they are not given.
 
         Raises:
@@ -92,18 +101,19 @@ class RedisServer:
         """
         # Whoever names a server wants nothing of what the environment says about another one.
         named = given.get("url") is not None or given.get("host") is not None
-        address = _address(build(RedisPlace, "Redis", given, name=None if named else "redis", prefix="REDIS_"))
+        place = build(RedisPlace, "Redis", given, name=None if named else "redis", prefix=env_prefix)
+        address = _address(place, env_prefix)
         chosen = {**address.limits, **{name: value for name, value in limits.items() if value is not None}}
         return cls(
             address.safe_url,
             _CLASSES[address.scheme],
             {**_options(address), **OWN},
-            build(RedisLimits, "Redis", chosen, name="redis", prefix="REDIS_"),
+            build(RedisLimits, "Redis", chosen, name="redis", prefix=env_prefix),
             address.namespace,
         )
 
     @classmethod
-    def of_client(cls, client: object, limits: Mapping[str, object]) -> Self:
+    def of_client(cls, client: object, limits: Mapping[str, object], *, own: bool = False) -> Self:
         """The server of a client of redis-py: its address, credentials and TLS, on connections of its own.
 
         Raises:
@@ -120,8 +130,15 @@ class RedisServer:
             _safe_url_of(pool.connection_class, taken),
             pool.connection_class,
             {**_keep_alive(taken), **taken, **OWN},
-            build(RedisLimits, "Redis", limits, name="redis", prefix="REDIS_"),
+            build(RedisLimits, "Redis", limits, name="redis", prefix=ENV_PREFIX),
+            client=client,
+            owns_client=own,
         )
+
+    def new_client(self) -> Redis:
+        """A client of redis-py for the application, with connections of its own."""
+        options = {**self.options, "socket_timeout": self.limits.command_timeout}
+        return Redis.from_pool(ConnectionPool(connection_class=self.connection_class, **options))
 
     def connection(self) -> AbstractConnection:
         """A new connection, not made yet. It never repeats a request by itself."""
@@ -135,13 +152,13 @@ _CLASSES: Mapping[str, type[AbstractConnection]] = {
 }
 
 
-def _address(place: RedisPlace) -> Address:
+def _address(place: RedisPlace, env_prefix: str) -> Address:
     password = place.password.get_secret_value() if place.password is not None else None
     if place.url is None:
         if place.host is None:
             raise SettingsValidationError(
                 "Redis: url is missing: give it, such as RedisProvider('redis://localhost:6379/0'), "
-                "or host=, or set the environment variable REDIS_URL or REDIS_HOST"
+                f"or host=, or set the environment variable {env_prefix}URL or {env_prefix}HOST"
             )
         return Address(
             "rediss" if place.tls else "redis",
@@ -155,10 +172,10 @@ def _address(place: RedisPlace) -> Address:
     for setting in ("host", "port", "db", "tls"):
         if getattr(place, setting) is not None:
             raise SettingsValidationError(
-                f"Redis: url and {setting} are both set (as arguments, or as REDIS_URL and REDIS_{setting.upper()}): "
-                "the url says it all, so leave the other out"
+                f"Redis: url and {setting} are both set (as arguments, or as {env_prefix}URL and "
+                f"{env_prefix}{setting.upper()}): the url says it all, so leave the other out"
             )
-    return parse(place.url.get_secret_value()).with_login(place.user, password or None)
+    return parse(place.url.get_secret_value()).with_login(place.user, password or None, env_prefix)
 
 
 def _options(address: Address) -> dict[str, object]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 
 from grelmicro import lifecycle
@@ -12,7 +12,8 @@ from grelmicro.backends.hints import Hints
 from grelmicro.backends.redis.connections import Connections
 from grelmicro.backends.redis.errors import is_lasting, reason
 from grelmicro.backends.redis.feed import RedisFeed
-from grelmicro.backends.redis.library import ResponseError
+from grelmicro.backends.redis.library import Redis, RedisError, ResponseError
+from grelmicro.backends.redis.request import CLOSING_LIMIT
 from grelmicro.backends.redis.scripts import pack
 from grelmicro.backends.redis.server import RedisServer
 from grelmicro.backends.redis.table import BEGIN, Table
@@ -76,6 +77,7 @@ class RedisStore(LeaseStore):
         self.place = (self.server.safe_url, self.namespace)
         self._retention = check_seconds("retention", retention)
         self._opened: _Open | None = None
+        self._client: Redis | None = None
 
     async def open(self) -> None:
         """Connect.
@@ -100,15 +102,26 @@ class RedisStore(LeaseStore):
             raise
         self._opened = opened
 
+    @property
+    def client(self) -> Redis:
+        """A client of the same server for whatever else the application does: see `RedisProvider.client`."""
+        if self.server.client is not None:
+            return self.server.client
+        self._get_open()
+        self._client = self._client or self.server.new_client()
+        return self._client
+
     async def close(self) -> None:
         """Vacate what expired, as far as that is quickly done, and disconnect; a cancellation waits for that."""
         opened, self._opened = self._opened, None
+        client, self._client = self._client or (self.server.client if self.server.owns_client else None), None
         if opened is not None:
-            await outlast(asyncio.ensure_future(_close(opened, tidy=True)))
+            await outlast(asyncio.ensure_future(_close(opened, tidy=True, client=client)))
 
     def abandon(self) -> None:
         """Forget the connections of an event loop that is gone; those of a parent process are not touched."""
         opened, self._opened = self._opened, None
+        self._client = None
         if opened is not None and self._generation is lifecycle.generation:
             opened.hints.abandon()
             inherited.closed(opened)
@@ -198,7 +211,7 @@ def _woken(opened: _Open, renewals: Sequence[tuple[Lease, bool] | None]) -> list
     return [lease for lease, _ in survivors]
 
 
-async def _close(opened: _Open, *, tidy: bool = False) -> None:
+async def _close(opened: _Open, *, tidy: bool = False, client: Redis | None = None) -> None:
     try:
         await opened.sweeper.close()
         await opened.hints.close()
@@ -210,3 +223,7 @@ async def _close(opened: _Open, *, tidy: bool = False) -> None:
     finally:
         await opened.connections.close()
         inherited.closed(opened)
+        if client is not None:
+            with suppress(RedisError, OSError, TimeoutError):
+                async with asyncio.timeout(CLOSING_LIMIT):
+                    await client.aclose()

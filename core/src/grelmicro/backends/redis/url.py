@@ -42,7 +42,7 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}/{self.db}"
 
-    def with_login(self, user: str | None, password: str | None) -> Self:
+    def with_login(self, user: str | None, password: str | None, env_prefix: str = "REDIS_") -> Self:
         """With a user and a password that were set beside the URL.
 
         Raises:
@@ -52,7 +52,7 @@ class Address:
             if value is not None and own is not None and value != own:
                 raise SettingsValidationError(
                     f"Redis: url has a {setting}, and {setting} is also set on its own (as an argument, or as "
-                    f"REDIS_{setting.upper()}): leave one of them out"
+                    f"{env_prefix}{setting.upper()}): leave one of them out"
                 )
         return replace(self, user=self.user or user, password=self.password or password)
 

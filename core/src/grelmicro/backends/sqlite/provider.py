@@ -4,12 +4,13 @@ import os
 from typing import Self
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from grelmicro.backends.sqlite.store import SQLiteStore
+from grelmicro.backends.sqlite.store import ENV_PREFIX, SQLiteStore, path_of_environment
 from grelmicro.clock import Clock
-from grelmicro.config import Duration
+from grelmicro.config import Duration, check_env_prefix
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LeaseAdapter, LockAdapter, ScheduleAdapter
-from grelmicro.coordination.provider import Provider
+from grelmicro.coordination.provider import Provider, shared_store
 from grelmicro.errors import SettingsValidationError
+from grelmicro.leases import LeaseStore
 from grelmicro.leases.retention import RETENTION
 from grelmicro.urls import check_url
 
@@ -22,6 +23,7 @@ class SQLiteProvider(Provider):
 
     Args:
         path: the file; None: that of the environment variable SQLITE_PATH.
+        env_prefix: what the name of that variable begins with, such as `JOBS_SQLITE_` for a second file.
         namespace: separates applications that share one file.
         clock: the time of leases; tests give one that they move.
         retention: seconds for which a free lock's record is kept.
@@ -34,10 +36,13 @@ class SQLiteProvider(Provider):
         self,
         path: str | os.PathLike[str] | None = None,
         *,
+        env_prefix: str = ENV_PREFIX,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
         retention: Duration = RETENTION,
     ) -> None:
+        self.env_prefix = check_env_prefix("SQLite", env_prefix)
+        path = path_of_environment(env_prefix) if path is None else path
         store = SQLiteStore(path, namespace=namespace, clock=clock, retention=retention)
         super().__init__(store, url=f"sqlite:///{quote(store.path)}")
 
@@ -68,17 +73,24 @@ class SQLiteProvider(Provider):
 
 
 class SQLiteAdapter(LeaseAdapter):
-    """An adapter on a SQLite file; the arguments are those of `SQLiteStore`."""
+    """An adapter on a SQLite file; the arguments are those of `SQLiteStore`, or a provider whose store it shares."""
 
     def __init__(
         self,
         path: str | os.PathLike[str] | None = None,
         *,
+        provider: SQLiteProvider | None = None,
         namespace: str = "grelmicro",
         clock: Clock | None = None,
         retention: Duration = RETENTION,
     ) -> None:
-        super().__init__(SQLiteStore(path, namespace=namespace, clock=clock, retention=retention))
+        if provider is None:
+            store: LeaseStore = SQLiteStore(path, namespace=namespace, clock=clock, retention=retention)
+        else:
+            alone = (path, namespace, clock, retention) == (None, "grelmicro", None, RETENTION)
+            store = shared_store(provider, SQLiteProvider, type(self).__name__, alone=alone)
+        super().__init__(store)
+        self.provider = provider
 
 
 class SQLiteLockAdapter(SQLiteAdapter, LockAdapter):

@@ -18,6 +18,9 @@ from grelmicro.leases.lease import Lease, LeaseStore, Waiter
 from grelmicro.leases.retention import RETENTION
 from grelmicro.lifecycle import outlast
 
+ENV_PREFIX = "SQLITE_"
+"""What the name of the environment variable begins with, unless `env_prefix` says otherwise."""
+
 SWEEP_INTERVAL = 3600.0
 """Seconds between two rounds through the records for old ones."""
 
@@ -63,7 +66,7 @@ class SQLiteStore(LeaseStore):
         retention: Duration = RETENTION,
     ) -> None:
         super().__init__(namespace=namespace, clock=clock)
-        self.path = check_path(_path_from_environment() if path is None else path)
+        self.path = check_path(path_of_environment() if path is None else path)
         self.outage.title = f"SQLite file {self.path}"
         self.place = (os.path.realpath(self.path), self.namespace)
         self._retention = check_seconds("retention", retention)
@@ -208,11 +211,16 @@ class SQLiteStore(LeaseStore):
             opened.writer.join()
 
 
-def _path_from_environment() -> str:
-    path = os.environ.get("SQLITE_PATH")
+def path_of_environment(env_prefix: str = ENV_PREFIX) -> str:
+    """The file that the environment names.
+
+    Raises:
+        SettingsValidationError: it names none.
+    """
+    path = os.environ.get(f"{env_prefix}PATH")
     if not path:
         raise SettingsValidationError(
             "SQLite: path is missing: give it, such as SQLiteProvider('locks.db'), "
-            "or set the environment variable SQLITE_PATH"
+            f"or set the environment variable {env_prefix}PATH"
         )
     return path
