@@ -356,7 +356,7 @@ async def in_child():
     try:
         await store.read("lock:parent")
     except OutOfContextError as error:
-        assert "before a fork" in str(error)
+        assert "forked" in str(error)
     else:
         raise AssertionError("an inherited store can be used")
     async with store:
