@@ -66,18 +66,3 @@ for name in {list(modules(CORE))}:
         print(f"{{name}}: {{error}}")
 """
     assert run(code, tmp_path).splitlines() == []
-
-
-def test_import_beside_the_other_distribution_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "grelmicro-0.41.1.dist-info").mkdir()
-    code = f"""
-import sys
-sys.path.append({str(tmp_path)!r})
-try:
-    import grelmicro
-except ImportError as error:
-    print(error)
-"""
-    said = run(code, tmp_path)
-    assert "pip uninstall -y grelmicro grelmicro-suite" in said
-    assert "pip install --force-reinstall grelmicro-suite" in said

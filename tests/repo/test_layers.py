@@ -11,6 +11,7 @@ from tests.repo.source import CORE, INTEGRATIONS, Import, Module, modules, parse
 # Bottom to top: a module imports from its own row and from the rows below it. `package.*` is a package with all that
 # is in it; a name without it is that one module. A new module needs a place here.
 ROWS: tuple[tuple[str, ...], ...] = (
+    ("grelmicro.alone",),
     (
         "grelmicro.errors",
         "grelmicro.background",
@@ -97,6 +98,7 @@ FRAMEWORKS = ("django", "fastapi", "starlette")
 # What an integration may import of the core, and of another integration.
 PUBLIC = {
     "grelmicro",
+    "grelmicro.alone",
     "grelmicro.callables",
     "grelmicro.config",
     "grelmicro.coordination",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self, cast
 from uuid import UUID
 
 from grelmicro import lifecycle
+from grelmicro.alone import check_alone
 from grelmicro.background import Background
 from grelmicro.config import check_worker, worker_of_environment
 from grelmicro.context import Binding, bind, open_apps, unbind
@@ -141,6 +142,7 @@ class Grelmicro(Shared):
 
     async def _begin_use(self) -> None:
         """Open what it uses; when one fails, those opened before are closed again."""
+        check_alone()
         # Work may start as soon as Tasks are open, so all that it needs is open before and closes after.
         ordered = sorted(self._uses, key=lambda item: getattr(item, "kind", "") == "tasks")
         open_apps.append(self)

@@ -1,5 +1,6 @@
 """Locks, task locks and leader election over all workers of a service, on any store."""
 
+from grelmicro.alone import check_alone
 from grelmicro.coordination.acquisition import Acquisition
 from grelmicro.coordination.component import Coordination
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
@@ -65,3 +66,5 @@ __all__ = [
     "WouldBlockError",
     "synchronized",
 ]
+
+check_alone()

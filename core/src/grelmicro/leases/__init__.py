@@ -1,5 +1,6 @@
 """Leases: rights that end by themselves, and the stores that keep them."""
 
+from grelmicro.alone import check_alone
 from grelmicro.leases.lease import (
     DroppingLeases,
     InstantLeases,
@@ -25,3 +26,5 @@ __all__ = [
     "SignalWaiter",
     "Waiter",
 ]
+
+check_alone()

@@ -1,5 +1,6 @@
 """Tasks that run while an application does: every so many seconds, on each worker, on one, or on the leader."""
 
+from grelmicro.alone import check_alone
 from grelmicro.coordination.taskruns import FireOutcome, TaskRun
 from grelmicro.errors import TaskError
 from grelmicro.task.interval import IntervalTask
@@ -19,3 +20,5 @@ __all__ = [
     "Tasks",
     "TasksConfig",
 ]
+
+check_alone()

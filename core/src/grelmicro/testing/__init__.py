@@ -4,6 +4,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING
 
+from grelmicro.alone import check_alone
 from grelmicro.testing.aids import held_elsewhere
 from grelmicro.testing.clock import MovableClock
 from grelmicro.testing.leaders import leads, leads_elsewhere
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from grelmicro.testing.contract import LeaseStoreContract as LeaseStoreContract
 
 __all__ = ["LeaseStoreContract", "MovableClock", "held_elsewhere", "leads", "leads_elsewhere", "on_memory"]
+
+check_alone()
 
 _CONTRACT = "grelmicro.testing.contract"
 

@@ -1,1 +1,5 @@
 """Django integration of grelmicro-suite."""
+
+from grelmicro.alone import check_alone
+
+check_alone()

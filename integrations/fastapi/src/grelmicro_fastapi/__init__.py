@@ -1,5 +1,6 @@
 """FastAPI integration of grelmicro-suite."""
 
+from grelmicro.alone import check_alone
 from grelmicro_fastapi.dependencies import FenceDep, LeaderDep, LockDep, LocksDep, TaskLockDep
 from grelmicro_fastapi.install import install
 from grelmicro_starlette import exception_handlers, lifespan
@@ -14,3 +15,5 @@ __all__ = [
     "install",
     "lifespan",
 ]
+
+check_alone()

@@ -1,5 +1,6 @@
 """Starlette integration of grelmicro-suite."""
 
+from grelmicro.alone import check_alone
 from grelmicro.callables import runs_in_thread
 from grelmicro.names import NameTemplate
 from grelmicro_starlette.family import LockFamily, hold_all
@@ -32,3 +33,5 @@ __all__ = [
     "readiness",
     "runs_in_thread",
 ]
+
+check_alone()
