@@ -201,7 +201,7 @@ async def test_closing_waits_a_bounded_time_for_an_undo(
             await Lock("cart", backend=client, lease_duration=LONG).acquire()
         await eventually(lambda: store.calls["release"], "the undo was sent")
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
-        "closing before 1 releases were confirmed: the leases end by themselves"
+        "closing before 1 releases were confirmed, such as of lock:cart: the leases end by themselves"
     ]
     assert not client._background, "nothing goes on after it is closed"
 

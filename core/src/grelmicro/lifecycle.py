@@ -1,17 +1,23 @@
 """Things that several users open and that are really opened once, in one process and on one event loop."""
 
 import asyncio
+import logging
 import os
 import sys
 from asyncio import get_running_loop
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 
 from grelmicro.errors import OutOfContextError
 
+logger = logging.getLogger("grelmicro")
+
 T = TypeVar("T")
+
+END_LIMIT = 1.0
+"""Seconds that a task which was cancelled has to end."""
 
 
 class Generation:
@@ -74,6 +80,44 @@ async def outlast(work: "asyncio.Future[T]", *, hurry: Callable[[], object] | No
                 with suppress(asyncio.CancelledError):
                     await asyncio.wait({work})
         raise cancelled
+
+
+async def carry_out(work: Coroutine[Any, Any, object], limit: float, title: str) -> None:
+    """Await `work` in a task of its own, to its end, however often the caller is cancelled meanwhile.
+
+    Args:
+        work: what has to end.
+        limit: seconds after which it is cancelled; see `end_or_leave`.
+        title: what it is, for the log.
+    """
+    task = asyncio.get_running_loop().create_task(work, name=title)
+    await outlast(asyncio.ensure_future(_end_within(limit, task)))
+
+
+async def _end_within(limit: float, task: asyncio.Task[Any]) -> None:
+    await asyncio.wait({task}, timeout=limit)
+    if task.done():
+        task.result()
+        return
+    logger.warning("%s took longer than %g s, and is cancelled", task.get_name(), limit)
+    await end_or_leave({task})
+
+
+async def end_or_leave(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel `tasks` and wait for their end. Those that ignore that are left behind, and named in the log."""
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    _, left = await asyncio.wait(tasks, timeout=END_LIMIT)
+    for task in left:
+        task.add_done_callback(_look_at_its_error)
+        logger.error("%s ignores its cancellation, and is left behind: the event loop waits for it", task.get_name())
+
+
+def _look_at_its_error(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 def shielded() -> AbstractContextManager[object]:

@@ -18,12 +18,18 @@ from grelmicro.leases.fences import fences
 from grelmicro.leases.outage import Outage
 from grelmicro.leases.record import edit
 from grelmicro.leases.unsent import changed_nothing
-from grelmicro.lifecycle import Resource
+from grelmicro.lifecycle import Resource, end_or_leave, outlast
 
 logger = logging.getLogger("grelmicro.coordination")
 
 DRAIN_LIMIT = 5.0
 """Seconds for which closing waits for undos and repeated releases."""
+
+ENDING = "ending "
+"""Begins the names of tasks that undo an acquire, or repeat a release."""
+
+NAMES = 3
+"""Leases that the log names at most."""
 
 FREEINGS = 3
 """How often an acquire frees what an earlier one of this process took, before it is refused all the same."""
@@ -46,6 +52,7 @@ class LeaseAdapter(Resource):
         self.move_to(store)
         self._void: dict[str, None] = {}  # holders of acquires that ended unknown, until their undo is done
         self._background: set[asyncio.Task[None]] = set()
+        self._drained = False
         self._warned_of_copy = False
 
     def move_to(self, store: LeaseStore) -> None:
@@ -72,10 +79,14 @@ class LeaseAdapter(Resource):
 
     async def open(self) -> None:
         """Open the store."""
+        self._drained = False
         await self.store.__aenter__()
 
     async def close(self) -> None:
-        """Finish the undos, then close the store."""
+        """Finish the undos, then close the store; a cancellation of the caller waits for that."""
+        await outlast(asyncio.ensure_future(self._end()))
+
+    async def _end(self) -> None:
         try:
             await self._drain()
         finally:
@@ -106,7 +117,7 @@ class LeaseAdapter(Resource):
             except BaseException as error:
                 if least or not changed_nothing(error):
                     self._void[holder] = None
-                    self._in_background(self._undo(name, holder, ttl))
+                    self._in_background(name, self._undo(name, holder, ttl))
                 if _unexplained(error):
                     raise _unknown(error, f"acquiring {name!r}, which is undone in the background,") from error
                 raise
@@ -146,7 +157,7 @@ class LeaseAdapter(Resource):
         try:
             return await self.store.release(lease, data=data)
         except BaseException as error:
-            self._in_background(self._release_again(lease, data, limit=lease.remaining, sure=False))
+            self._in_background(lease.name, self._release_again(lease, data, limit=lease.remaining, sure=False))
             if _unexplained(error):
                 raise _unknown(error, f"releasing {lease.name!r}, which is repeated in the background,") from error
             raise
@@ -154,9 +165,9 @@ class LeaseAdapter(Resource):
     def settle(self, lease: Lease, seconds: float = 0.0, *, data: Mapping[str, str] | None = None) -> None:
         """See `LeaseBackend.settle`."""
         if seconds > 0:
-            self._in_background(self._renew_again(lease, seconds, data))
+            self._in_background(lease.name, self._renew_again(lease, seconds, data))
         else:
-            self._in_background(self._release_again(lease, data, limit=lease.remaining, sure=False))
+            self._in_background(lease.name, self._release_again(lease, data, limit=lease.remaining, sure=False))
 
     async def read(self, name: str) -> Lease | None:
         """See `LeaseBackend.read`."""
@@ -230,23 +241,28 @@ class LeaseAdapter(Resource):
     async def _repeat(self, request: Callable[[], Awaitable[bool]], name: str, limit: float) -> None:
         """Repeat a request until it returns True, for `limit` seconds at most: then the lease has ended by itself."""
         until = self.clock.now() + limit
-        pause = FIRST_PAUSE
+        pause = 0.0
         while True:
             try:
                 with lifecycle.distinguish_cancellation():
+                    if pause:
+                        await sleep(self.clock, pause)
                     if await request():
                         return
             except OutOfContextError:  # it was closed
                 return
+            except asyncio.CancelledError:
+                if self._drained:
+                    raise
+                until = min(until, self.clock.now() + DRAIN_LIMIT)  # the event loop ends, and waits for its tasks
             except Exception as error:
                 logger.debug("ending %s is tried again: %s", name, error)
+            pause = min(max(pause * 2, FIRST_PAUSE), LONGEST_PAUSE)
             if self.clock.now() + pause >= until:
                 return
-            await sleep(self.clock, pause)
-            pause = min(pause * 2, LONGEST_PAUSE)
 
-    def _in_background(self, work: Coroutine[object, object, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="grelmicro-undo")
+    def _in_background(self, name: str, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=ENDING + name)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -254,17 +270,19 @@ class LeaseAdapter(Resource):
         """Wait for what goes on in the background and what begins there meanwhile, then end the rest."""
         loop = asyncio.get_running_loop()
         until = loop.time() + DRAIN_LIMIT
-        try:
-            while self._background and (left := until - loop.time()) > 0:
+        while self._background and (left := until - loop.time()) > 0:
+            with suppress(asyncio.CancelledError):  # the event loop ends, and waits for its tasks
                 await asyncio.wait(self._background, timeout=left)
-            if late := len(self._background):
-                logger.warning("closing before %d releases were confirmed: the leases end by themselves", late)
-        finally:
-            for task in self._background:
-                task.cancel()
-            if self._background:
-                await asyncio.wait(self._background, timeout=DRAIN_LIMIT)
-            self._void.clear()
+        self._drained = True
+        if self._background:
+            names = ", ".join(sorted({task.get_name().removeprefix(ENDING) for task in self._background})[:NAMES])
+            logger.warning(
+                "closing before %d releases were confirmed, such as of %s: the leases end by themselves",
+                len(self._background),
+                names,
+            )
+        await end_or_leave(set(self._background))
+        self._void.clear()
 
 
 class LockAdapter(LeaseAdapter):
@@ -306,7 +324,7 @@ class LockAdapter(LeaseAdapter):
         except BaseException as error:
             if not changed_nothing(error):
                 self._void[offer.holder] = None
-            self._in_background(self._take_back(lease, offer))
+            self._in_background(lease.name, self._take_back(lease, offer))
             if _unexplained(error):
                 raise _unknown(error, f"releasing {lease.name!r}, which is repeated in the background,") from error
             raise
@@ -324,12 +342,11 @@ class LockAdapter(LeaseAdapter):
         if offer.holder in self._void:
             await self._undo(lease.name, offer.holder, offer.ttl)
 
-    async def close(self) -> None:
-        """Stop renewing, finish the undos, then close the store."""
+    async def _end(self) -> None:
         try:
             await self.renewer.close()
         finally:
-            await super().close()
+            await super()._end()
 
     def abandon(self) -> None:
         """Forget waiters, renewals and undos of a loop that is gone."""

@@ -13,7 +13,7 @@ from grelmicro.coordination.identity import Owner
 from grelmicro.coordination.losses import TAKEN
 from grelmicro.leases import Lease, PartlyRenewedError
 from grelmicro.leases.outage import Outage
-from grelmicro.lifecycle import distinguish_cancellation
+from grelmicro.lifecycle import distinguish_cancellation, end_or_leave
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -136,11 +136,7 @@ class Renewer:
             held.close()
         if self._timer is not None:
             self._timer.cancel()
-        calls = set(self._calls.values())
-        for call in calls:
-            call.cancel()
-        if calls:
-            await asyncio.wait(calls)
+        await end_or_leave(self._calls.values())
         self._forget()
 
     def abandon(self) -> None:
@@ -208,9 +204,8 @@ class Renewer:
             batches.setdefault(frexp(held.duration)[1], []).append(held)  # within a factor of two
         for kind, batch in batches.items():
             if (call := self._calls.get(kind)) is None or call.done():
-                call = asyncio.get_running_loop().create_task(
-                    self._renew(batch), name="grelmicro-renewal", context=Context()
-                )
+                title = f"renewing {len(batch)} leases, such as {batch[0].lease.name},"
+                call = asyncio.get_running_loop().create_task(self._renew(batch), name=title, context=Context())
                 call.add_done_callback(self._called)
                 self._calls[kind] = call
 

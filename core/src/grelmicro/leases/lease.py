@@ -13,11 +13,14 @@ from grelmicro.config import check_namespace
 from grelmicro.errors import OutcomeUnknownError
 from grelmicro.leases.identity import process_of, worker_of
 from grelmicro.leases.outage import Outage
-from grelmicro.lifecycle import Resource
+from grelmicro.lifecycle import Resource, carry_out
 
 logger = logging.getLogger("grelmicro.coordination")
 
 NO_DATA: Mapping[str, str] = MappingProxyType({})
+
+CLOSE_LIMIT = 5.0
+"""Seconds within which a store must close."""
 
 Scope = Literal["process", "host", "cluster"]
 """Who can share a store: the tasks of one process, the processes of one host, or all hosts."""
@@ -150,6 +153,10 @@ class LeaseStore(Resource, ABC):
         """Where the records are: stores whose places are equal have the same ones."""
         self.outage = Outage(type(self).__name__, logger, emits=True)
         """The trouble that its users in this process have with it. Its title is what the log calls the store."""
+
+    async def _end_use(self) -> None:
+        """Close it; neither cut short by a cancellation of the caller, nor for longer than `CLOSE_LIMIT`."""
+        await carry_out(self.close(), CLOSE_LIMIT, f"closing {self._title()}")
 
     @abstractmethod
     async def acquire(
