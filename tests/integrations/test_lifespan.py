@@ -5,8 +5,10 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any, TypedDict
 
+import anyio
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -294,3 +296,32 @@ async def test_second_interrupt_cuts_short_how_the_work_of_the_leader_ends() -> 
 def test_lead_has_a_coroutine_function_for_each_election(leader: Any, work: Any, text: str) -> None:
     with pytest.raises(SettingsValidationError, match=text):
         lifespan(Grelmicro(), lead={leader: work})
+
+
+async def test_elected_work_ends_before_the_app_in_a_cancelled_scope(tmp_path: Path) -> None:
+    """Such as that of a server or a test client, which cancels each await of the end."""
+    seen: list[str] = []
+    url = f"sqlite:///{tmp_path}/locks.db"
+    leader = LeaderElection("feed")
+
+    async def feed() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.05)
+            seen.append("work ended")
+
+    micro = Grelmicro(uses=[Coordination.from_url(url), Witness(seen)])
+
+    async def serve() -> None:
+        async with lifespan(micro, lead={leader: feed}, signals=False)(Starlette()):
+            await leader.wait_for_leader()
+            await asyncio.sleep(0.01)
+            group.cancel_scope.cancel()
+            await asyncio.sleep(3600)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(serve)
+    assert seen == ["micro opened", "work ended", "micro closed"]
+    async with Grelmicro(uses=[Coordination.from_url(url)]) as other:
+        assert await other.coordination.holder_of("feed", kind="leader") is None

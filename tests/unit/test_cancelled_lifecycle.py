@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,15 +14,17 @@ import anyio
 import pytest
 
 from grelmicro import Grelmicro
+from grelmicro.backends.memory import MemoryStore
+from grelmicro.backends.sqlite import SQLiteStore
 from grelmicro.context import open_apps
-from grelmicro.coordination import Coordination, LeaderElection, Lock, OutcomeUnknownError, TaskLock
+from grelmicro.coordination import Coordination, LeaderElection, Lock, MultiLock, OutcomeUnknownError, TaskLock
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter
 from grelmicro.lifecycle import Resource, outlast
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.task import IntervalTask, Tasks
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
 from tests.helpers.parts import Part
-from tests.helpers.stores import late, reply_lost
+from tests.helpers.stores import TroubledStore, late, reply_lost
 from tests.helpers.worlds import World, eventually
 
 LONG = 3600.0
@@ -213,6 +216,23 @@ async def test_outlasting_a_cancelled_scope_lets_the_event_loop_sleep(turns: lis
     assert sum(turns) > 0.2
 
 
+async def test_closing_in_a_cancelled_scope_lets_the_event_loop_sleep(turns: list[float]) -> None:
+    store = TroubledStore(MemoryStore())
+    client = LockAdapter(store)
+    await client.__aenter__()
+    store.suffer("acquire", reply_lost)
+    store.suffer("release", late(request=0.3))
+    with suppress(OutcomeUnknownError):
+        await Lock("cart", backend=client, lease_duration=LONG).acquire()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await client.__aexit__(None, None, None)
+    assert scope.cancelled_caught
+    assert not store.is_open
+    assert len(turns) < 50
+    assert sum(turns) > 0.2
+
+
 async def test_outlasting_many_cancellations() -> None:
     hurried: list[bool] = []
     work = asyncio.create_task(asyncio.sleep(0.1, "done"))
@@ -291,3 +311,81 @@ async def test_what_is_outlasted_gives_its_answer() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await outlast(asyncio.create_task(fail()))
+
+
+async def hold_all(world: World, up: asyncio.Event) -> None:
+    """An app with locks of each kind, a leader, and an acquire that is cut off."""
+    leader = LeaderElection("job")
+    app = Grelmicro(uses=[Coordination(world.store()), Tasks(tasks=[leader])])
+    async with (
+        app,
+        TaskLock("report", lease_duration=LONG),
+        MultiLock(Lock("a", lease_duration=LONG), Lock("b", lease_duration=LONG)),
+        Lock("cart", lease_duration=LONG, auto_renew=True),
+    ):
+        await leader.wait_for_leader()
+        up.set()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0), Lock("cut off", lease_duration=LONG):
+                    await asyncio.sleep(0)
+
+
+async def test_all_is_given_back_in_a_cancelled_scope(real_world: World) -> None:
+    """As by the servers and frameworks that run an app in a scope of anyio, which cancels each await of its end."""
+    up = asyncio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(hold_all, real_world, up)
+        await up.wait()
+        await asyncio.sleep(0.05)
+        group.cancel_scope.cancel()
+    async with real_world.client() as other:
+        for name in ("tasklock:report", "lock:a", "lock:b", "lock:cart", "lock:cut off", "leader:job"):
+            record = await other.read(name)
+            assert record is None or not record.live or (name == "tasklock:report" and record.remaining < 2), name
+
+
+@pytest.mark.parametrize("when", [at_once, in_flight])
+async def test_a_lock_is_free_wherever_its_program_was_cancelled(real_world: World, when: When) -> None:
+    at, again = 1, True
+    while again:
+
+        async def program() -> None:
+            async with (
+                Grelmicro(uses=[Coordination(real_world.store())]),
+                Lock("cart", lease_duration=LONG).acquire(timeout=LONG),
+            ):
+                await asyncio.sleep(0)
+
+        again = await cancelled_at(program, at, when, level=True)
+        at += 1
+        async with real_world.client() as other:
+            record = await other.read("lock:cart")
+            assert record is None or not record.live, at
+
+
+async def test_an_event_loop_that_ends_lets_undos_end(tmp_path: Path) -> None:
+    """It cancels the tasks that do them together with the one that closes the app."""
+
+    async def program() -> None:
+        store.suffer("acquire", reply_lost)
+        store.suffer("release", late(request=0.2))
+        async with Grelmicro(uses=[Coordination(store)]):
+            with suppress(OutcomeUnknownError):
+                await Lock("cart", lease_duration=LONG).acquire()
+            begun.append(asyncio.current_task())
+            await asyncio.sleep(LONG)
+
+    async def main() -> None:
+        task = asyncio.create_task(program())
+        while not begun:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert not task.done()
+
+    begun: list[object] = []
+    store = TroubledStore(SQLiteStore(tmp_path / "locks.db"))
+    await asyncio.to_thread(asyncio.run, main())
+    assert store.calls["release"] >= 1
+    async with LockAdapter(SQLiteStore(tmp_path / "locks.db")) as other:
+        await Lock("cart", backend=other).acquire_nowait()

@@ -61,6 +61,13 @@ def distinguish_cancellation() -> Iterator[None]:
         raise AwaitedCancelledError from cancelled
 
 
+def raise_if_cancelled() -> None:
+    """Raise `CancelledError` if the running task was cancelled and something that it awaited kept that to itself."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def outlast(work: "asyncio.Future[T]", *, hurry: Callable[[], object] | None = None) -> T:
     """Await `work` to its end, however often the caller is cancelled meanwhile; that is raised at the end.
 

@@ -247,7 +247,7 @@ class LeaseAdapter(Resource):
                 with lifecycle.distinguish_cancellation():
                     if pause:
                         await sleep(self.clock, pause)
-                    if await request():
+                    if await request() or self._drained:
                         return
             except OutOfContextError:  # it was closed
                 return

@@ -18,7 +18,7 @@ from grelmicro.events import emit
 from grelmicro.leases import Lease, Waiter
 from grelmicro.leases.identity import mint
 from grelmicro.leases.outage import Outage, reason_of, shared_outage
-from grelmicro.lifecycle import distinguish_cancellation
+from grelmicro.lifecycle import distinguish_cancellation, raise_if_cancelled
 
 logger = logging.getLogger("grelmicro.leader_election")
 
@@ -65,6 +65,7 @@ class Campaign:
         try:
             with distinguish_cancellation():
                 while True:
+                    raise_if_cancelled()
                     if self._standing.term is None:
                         await self._stand()
                     else:
@@ -104,6 +105,7 @@ class Campaign:
         self._standing.record = LeaderRecord.of(lease)
         if lease.granted_to(self._holder):
             self._begin(lease, sent_at, timing)
+        raise_if_cancelled()
         return lease
 
     def _heard(self, sent_at: float) -> None:
@@ -148,6 +150,7 @@ class Campaign:
     async def _lead(self, term: Term) -> None:
         """Renew until the term is over."""
         while (left := self._standing.leading_for(term)) > 0:
+            raise_if_cancelled()
             timing = self._candidate.config
             # However long the interval is and however slow a call was, there is time for another try.
             await self._pause(term, min(_jittered(timing), max(left / 2, timing.retry_interval / 10)))

@@ -16,7 +16,7 @@ from grelmicro.coordination.provider import check
 from grelmicro.coordination.wait import SAFETY_POLL
 from grelmicro.errors import SettingsValidationError
 from grelmicro.leases.outage import Outage, shared_outage
-from grelmicro.lifecycle import Resource, distinguish_cancellation
+from grelmicro.lifecycle import Resource, distinguish_cancellation, end_or_leave, outlast
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -31,9 +31,6 @@ TELL_AGAIN = 30.0
 
 BEGINNING = 0.5
 """Seconds after the opening in which whoever asks waits for the first answers of the stores."""
-
-CLOSING = 1.0
-"""Seconds that a look has to end when the check is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +140,7 @@ class HealthCheck(Resource):
         for backend in self._coordination.checked():
             shared_outage(backend, self._outage).leave(WHO)
         if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait({self._looking}, timeout=CLOSING)  # not every look can be cut short
+            await outlast(asyncio.ensure_future(end_or_leave({self._looking})))
         self._forget()
 
     def abandon(self) -> None:

@@ -406,7 +406,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
             standing.resign()  # at once, whatever becomes of the rest
             if not standing.ending:  # a second cancellation would cut its end short
                 service.cancel()
-            ended = asyncio.gather(service, return_exceptions=True)
+            ended = asyncio.ensure_future(self._end(service))
             with lifecycle.shielded():
                 try:
                     await asyncio.shield(ended)
@@ -416,6 +416,12 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
                     if standing.is_idle():
                         await lifecycle.outlast(ended)
                     raise
+
+    async def _end(self, service: "asyncio.Task[None]") -> None:
+        """Wait for the end of `service`, which was cancelled, no longer than its work and its last request can take."""
+        await asyncio.wait({service}, timeout=self._config.lease_duration + self._config.backend_timeout)
+        if not service.done():
+            await lifecycle.end_or_leave({service})
 
     async def _serve(self) -> None:
         who = f"election '{self._name}'"

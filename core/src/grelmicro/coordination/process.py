@@ -10,7 +10,7 @@ from grelmicro.clock import TimeLimit, sleep
 from grelmicro.leases import DroppingLeases, Lease, LeaseStore
 from grelmicro.leases.identity import describe_process, mint, process_id
 from grelmicro.leases.retention import NOTES
-from grelmicro.lifecycle import distinguish_cancellation, outlast
+from grelmicro.lifecycle import carry_out, distinguish_cancellation, end_or_leave, outlast, raise_if_cancelled
 
 logger = logging.getLogger("grelmicro.coordination")
 
@@ -73,13 +73,14 @@ class ProcessRecord:
         await outlast(asyncio.ensure_future(self._close()))
 
     async def _close(self) -> None:
-        self._task.cancel()
-        await asyncio.wait({self._task}, timeout=CLOSE_LIMIT)
-        if self._published is None:
-            return
+        await end_or_leave({self._task})
+        if self._published is not None:
+            await carry_out(self._take_back(self._published), 2 * CLOSE_LIMIT, "taking back the record of this process")
+
+    async def _take_back(self, published: Lease) -> None:
         try:
             async with asyncio.timeout(CLOSE_LIMIT):
-                await self._store.release(self._published, data={})
+                await self._store.release(published, data={})
                 if isinstance(self._store, DroppingLeases):
                     await self._store.drop(self._name)
         except Exception as error:
@@ -89,6 +90,7 @@ class ProcessRecord:
         await sleep(self._clock, PUBLISH_DELAY * (1 + random()))  # the processes of a server start together
         tidied = False
         while self._allowed:
+            raise_if_cancelled()
             pause = RETRY_PAUSE
             try:
                 with distinguish_cancellation():

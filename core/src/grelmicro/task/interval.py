@@ -142,6 +142,11 @@ class IntervalTask:
         """
         return await self._job.last_run()
 
+    @property
+    def in_function(self) -> bool:
+        """Whether its function runs, which may be in a thread that nothing can stop."""
+        return self._job.in_function
+
     async def run_now(self) -> Fire:
         """Run the function now, on this worker, also before it is due; the next due time stays.
 

@@ -18,7 +18,7 @@ from grelmicro.errors import (
 )
 from grelmicro.leases.identity import mint
 from grelmicro.leases.outage import Outage, shared_outage
-from grelmicro.lifecycle import distinguish_cancellation
+from grelmicro.lifecycle import distinguish_cancellation, raise_if_cancelled
 from grelmicro.task import body
 from grelmicro.task.body import Function
 
@@ -55,6 +55,8 @@ class Job:
         self.leader = leader
         self.began_at: float | None = None
         """When the function was called the last time, by the clock."""
+        self.in_function = False
+        """Whether the function runs, not what comes before and after it."""
         self._running = False
         self._ended: TaskRun | None = None  # the last run on this worker
         self._outage = Outage(f"task {name}", logger)
@@ -107,6 +109,7 @@ class Job:
         try:
             with distinguish_cancellation():
                 async with lock as handle:
+                    raise_if_cancelled()
                     self._answered(lock)
                     handle.backdate(late)
                     try:
@@ -152,9 +155,11 @@ class Job:
         self.began_at = self.clock.now()
         began = self.clock.wall()
         outcome, failure = FireOutcome.ERROR, ""  # also when it is cut off by the end of a shutdown's patience
+        self.in_function = True
         try:
             outcome, failure = await self._end_of_run(handle)
         finally:
+            self.in_function = False
             if outcome is not FireOutcome.SKIPPED:
                 self._ended = TaskRun(
                     self.name,

@@ -13,7 +13,7 @@ from grelmicro.config import LONGEST, Config, Duration, Reconfigurable, build, c
 from grelmicro.coordination import LeaderElection
 from grelmicro.coordination.taskruns import TaskRun
 from grelmicro.errors import TaskError
-from grelmicro.lifecycle import Resource, outlast
+from grelmicro.lifecycle import Resource, end_or_leave, outlast
 from grelmicro.task.interval import IntervalTask
 from grelmicro.task.router import TaskRouter
 from grelmicro.task.task import Fire, Task, check_task
@@ -24,7 +24,7 @@ START_LIMIT = 30.0
 """Seconds within which a task must say that it runs."""
 
 RELEASE_LIMIT = 5.0
-"""Seconds that an election has to give its lease back, however short the shutdown timeout is."""
+"""Seconds that an election, or a task that was cancelled, has to give its lease back."""
 
 
 class TasksConfig(Config):
@@ -245,9 +245,23 @@ class Tasks(TaskRouter, Resource, Reconfigurable[TasksConfig]):
             for runner in late:
                 logger.warning("task %s did not end in time and is cancelled", self._running[runner].name)
                 runner.cancel()
-            if late:
-                await asyncio.wait(late)
+            await self._end_late(late)
         for runner in runners:
             del self._running[runner]
-            if not runner.cancelled() and (error := runner.exception()) is not None:
+            if runner.done() and not runner.cancelled() and (error := runner.exception()) is not None:
                 logger.debug("task ended with %r", error)
+
+    async def _end_late(self, late: set[asyncio.Task[None]]) -> None:
+        """Wait for those that were cancelled, but not for a store that ignores it: functions alone have all the time.
+
+        The lease of a function in a thread is kept until the thread has ended.
+        """
+        while late:
+            _, late = await asyncio.wait(late, timeout=RELEASE_LIMIT)
+            at_the_store = {runner for runner in late if self._is_at_the_store(runner)}
+            await end_or_leave(at_the_store)
+            late -= at_the_store
+
+    def _is_at_the_store(self, runner: asyncio.Task[None]) -> bool:
+        task = self._running[runner]
+        return isinstance(task, IntervalTask) and not task.in_function

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequenc
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from typing import Any
 
+import anyio
+
 from grelmicro import Grelmicro
 from grelmicro.coordination import LeaderElection
 from grelmicro.errors import SettingsValidationError
@@ -117,7 +119,8 @@ async def _running(work: Coroutine[Any, Any, object], name: str) -> AsyncIterato
         yield task
     finally:
         task.cancel()
-        await asyncio.wait({task})
+        with anyio.CancelScope(shield=True):  # that of a server may be cancelled, and what comes next needs the end
+            await asyncio.wait({task})
 
 
 async def _lead(leader: LeaderElection, work: Work, election: asyncio.Task[object] | None) -> None:
