@@ -50,8 +50,8 @@ test: $(DEV) ## run the tests
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "$(MARKS)" $(ARGS)
 
 # Collection is a good part of its time, so it looks into these folders only.
-test-fast: $(DEV) ## run the quick tests: no servers, no programs
-	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not exhaustive" $(ARGS) $(QUICK)
+test-fast: $(DEV) ## run the quick tests, which need no server
+	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "not slow and not server and not exhaustive" $(ARGS) $(QUICK)
 
 test-k8s: $(DEV) ## run the tests on a real Kubernetes API server, which KUBEBUILDER_ASSETS names
 	@test -n "$$KUBEBUILDER_ASSETS" || { echo "Set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd, such as 'setup-envtest use -p path' makes." >&2; exit 1; }

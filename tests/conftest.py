@@ -3,6 +3,7 @@
 from tests.helpers.foreground import pytest_configure
 from tests.helpers.groups import pytest_collection_modifyitems
 from tests.helpers.heap import pytest_collection, pytest_runtest_teardown, pytest_sessionfinish
+from tests.helpers.marks import pytest_itemcollected
 from tests.servers.fixtures import (
     every_postgres,
     every_postgres_url,
@@ -36,6 +37,7 @@ __all__ = [
     "pytest_collection",
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_itemcollected",
     "pytest_runtest_makereport",
     "pytest_runtest_teardown",
     "pytest_sessionfinish",

@@ -18,7 +18,7 @@ from sample_apps.starlette_leader.board import Board
 from sample_apps.workers import Workers
 from tests.helpers.worlds import PATIENCE, eventually
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 WORKERS = 4
 

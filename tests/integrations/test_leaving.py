@@ -19,7 +19,7 @@ from grelmicro.task import Tasks
 from grelmicro.testing.aids import held_elsewhere
 from tests.deployments.server import SOON, Deployment, deployed
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 MIDDLEWARE = ["none", "base", "cancel"]
 

@@ -11,7 +11,7 @@ import pytest
 from sample_apps.fastapi_orders.shop import Move, Shop
 from sample_apps.workers import Workers
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 WORKERS = 4
 

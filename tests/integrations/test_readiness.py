@@ -138,6 +138,7 @@ async def test_a_worker_whose_leadership_was_handed_over_is_not_ready() -> None:
     assert answer.json()["detail"] == "election 'feed': stopped"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [refused, request_lost, silence])
 async def test_a_store_in_trouble_is_told_at_once_and_its_recovery_too(fault: Fault) -> None:
     it = Probed(leaders=[])
@@ -173,6 +174,7 @@ async def test_a_look_that_hangs_makes_it_stale_and_the_probe_answers() -> None:
         await answers(client, is_ready)
 
 
+@pytest.mark.slow
 async def test_a_store_that_never_answered_is_told_at_once() -> None:
     it = Probed(leaders=[])
     it.store.break_down(silence)
@@ -229,6 +231,7 @@ async def test_a_server_that_is_stopped_and_goes_on(start_redis: Callable[..., R
         assert "web-1" not in answer.text
 
 
+@pytest.mark.slow
 async def test_nothing_secret_is_told() -> None:
     async def chatty(apply: Apply) -> object:
         raise BackendUnavailableError("redis://:hush-hush@cache:6379 is held by web-1:task:0123")

@@ -19,6 +19,8 @@ from grelmicro_fastapi import LockDep, LocksDep
 from tests.helpers.worlds import eventually
 from tests.integrations.asgi import Visitor, client_of, is_free, new_app, take_away
 
+pytestmark = pytest.mark.slow
+
 LEASE = 0.6
 
 LONGER = 1.2

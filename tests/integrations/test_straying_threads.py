@@ -22,6 +22,8 @@ from grelmicro_starlette import locked
 from tests.helpers.worlds import eventually
 from tests.integrations.asgi import Visitor, client_of, is_free, new_app
 
+pytestmark = pytest.mark.slow
+
 LEASE = 0.6
 LONGER = 1.2
 """Seconds after which a lease that nobody renews has ended."""

@@ -15,6 +15,7 @@ from tests.helpers.matrix import further
 from tests.repo.source import ROOT
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.timeout(240),  # a quick run of four stores, servers included
     pytest.mark.xdist_group("benchmarks"),  # one such run for all of them
 ]

@@ -81,6 +81,7 @@ async def test_a_store_in_trouble_is_failing_until_it_answers_again(
     assert told[1:] == ["TroubledStore works again after N s"]
 
 
+@pytest.mark.slow
 async def test_a_store_that_takes_no_release_is_failing() -> None:
     async with checked() as it:
         it.store.break_down(refused, "release")
@@ -151,6 +152,7 @@ async def test_a_forked_process_knows_nothing_that_its_parent_saw(monkeypatch: p
             assert (await it.check.report()).store.status == "unknown"
 
 
+@pytest.mark.slow
 async def test_the_first_answer_of_a_silent_store_is_not_waited_for_long() -> None:
     async with checked() as it:
         it.store.break_down(silence)

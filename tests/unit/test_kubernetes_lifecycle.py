@@ -15,6 +15,8 @@ from grelmicro.errors import CoordinationBackendError
 from tests.helpers.api_server import ApiServer, certificate, kubeconfig, silence, status
 from tests.helpers.worlds import eventually
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import asyncio, os, sys
 from contextlib import suppress

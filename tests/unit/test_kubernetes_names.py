@@ -40,6 +40,7 @@ def random_names(count: int) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 def test_100_000_random_names_have_100_000_legal_names() -> None:
     names = random_names(100_000)
     leases = {lease_name("grelmicro", name) for name in names}

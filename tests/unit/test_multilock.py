@@ -124,6 +124,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("real_world", [kind for kind in REAL_KINDS if kind != "memory"], indirect=True)
 async def test_processes_with_opposite_orders_never_wait_for_each_other(real_world: World, namespace: str) -> None:
     url = real_world.url or f"sqlite:///{real_world.path}"

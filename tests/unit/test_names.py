@@ -116,6 +116,7 @@ def test_missing_attribute_is_told() -> None:
 texts = st.text(max_size=300) | st.none()
 
 
+@pytest.mark.slow
 @given(first=st.tuples(texts, texts), second=st.tuples(texts, texts))
 def test_different_values_have_different_names(
     first: tuple[str | None, str | None], second: tuple[str | None, str | None]
@@ -126,6 +127,7 @@ def test_different_values_have_different_names(
     assert all(name.isascii() and name.isprintable() and 0 < len(name) <= LONGEST for name in names)
 
 
+@pytest.mark.slow
 @given(first=texts, second=texts)
 def test_different_values_of_one_field_have_different_names(first: str | None, second: str | None) -> None:
     template = NameTemplate("user:{x}!")

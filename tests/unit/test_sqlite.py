@@ -814,6 +814,7 @@ async def test_a_record_that_is_taken_again_meanwhile_is_not_dropped(store: SQLi
     assert await store.renew(lease, 5.0) is not None
 
 
+@pytest.mark.slow
 async def test_closing_puts_the_log_back_into_the_file(tmp_path: Path) -> None:
     """Two connections that closed at the same moment would each leave that to the other."""
     for _ in range(300):

@@ -18,6 +18,8 @@ from grelmicro.testing import MovableClock
 from tests.helpers.worlds import eventually
 from tests.unit.test_stray_cancellation import cancel_me, cancelled_elsewhere
 
+pytestmark = pytest.mark.slow
+
 FIRES = 40
 """Of each ending: a thousand of all."""
 

@@ -150,6 +150,7 @@ async def test_a_longer_interval_counts_at_once(world: World, clock: MovableCloc
         assert crew.runs == pytest.approx([start, start + 100.0], abs=5.5)
 
 
+@pytest.mark.slow
 async def test_a_run_that_goes_on_is_never_taken_for_a_hold(world: World, clock: MovableClock) -> None:
     async with Crew(world, clock) as crew:
         old = await crew.hand(100.0, partial(pause, clock, 150.0), lock={"auto_renew": True})

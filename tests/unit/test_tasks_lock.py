@@ -41,6 +41,7 @@ async def test_it_runs_once_per_interval_on_two_workers(world: World, clock: Mov
         assert second.outcomes == {"skipped": 3 + 1}
 
 
+@pytest.mark.slow
 async def test_a_fleet_that_is_restarted_again_and_again_keeps_the_interval(world: World, clock: MovableClock) -> None:
     """A short task every two seconds on three workers, of which one is replaced again and again."""
     minutes, interval, random = (10, 2.0, Random(5)) if world.kind == "memory" else (1, 2.0, Random(5))
@@ -92,6 +93,7 @@ async def test_another_worker_takes_over_in_the_middle_of_an_interval(world: Wor
         assert [] in (others[0].runs, others[1].runs)
 
 
+@pytest.mark.slow
 async def test_the_worker_that_runs_goes_on_running(world: World, clock: MovableClock) -> None:
     """Although its way to the store is longer than that of the others."""
     async with Crew(world, clock) as crew:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 APP = """
 from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination, LeaderElection, Lock, TaskLock
