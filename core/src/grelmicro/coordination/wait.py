@@ -182,8 +182,8 @@ class Wait(ABC, Generic[T]):
         return None if lease is None else (lease, self.accept(offer, lease))
 
     async def _let_others_go_first(self, queues: Queues) -> None:
-        if times := queues.turns.begin_pause(self._key):
-            await sleep(self._clock, times * self._backend.notice)
+        if seconds := queues.turns.begin_pause(self._key, self._backend.notice):
+            await sleep(self._clock, seconds)
 
     async def _ask_store(self, line: Line, waiting: bool) -> tuple[Lease, T | None]:
         asked_at = line.asked_at = self._clock.now()
