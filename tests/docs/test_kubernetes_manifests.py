@@ -13,8 +13,10 @@ import pytest
 import yaml
 
 from grelmicro.backends.kubernetes.errors import ROLE
-from grelmicro.coordination import Coordination
+from grelmicro.coordination import Coordination, process
 from grelmicro.errors import BackendUnavailableError
+from grelmicro.leases import DroppingLeases
+from grelmicro.leases.identity import process_id
 from grelmicro.providers.kubernetes import KubernetesProvider, lease_name
 from tests.docs.examples import blocks
 from tests.docs.pages import PAGES
@@ -185,6 +187,35 @@ async def test_the_service_account_of_the_page_may_do_everything(
         assert lease.granted_to("a")
         assert await coordination.election_backend.release(lease)
         assert await coordination.schedule_backend.claim("schedule:nightly", 1.0)
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+async def test_a_process_publishes_itself_only_where_it_may_delete_that(
+    kubernetes_namespace: Namespace, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, allowed: bool
+) -> None:
+    monkeypatch.setattr(process, "PUBLISH_DELAY", 0.0)
+    provider = provider_of_the_service_account(kubernetes_namespace, *VERBS, *(["delete"] if allowed else []))
+    await until_allowed(provider, "get")
+    own = lease_name("shop", f"process:{process_id()}")
+    store = provider.store
+    assert isinstance(store, DroppingLeases)
+    if allowed:
+        async with provider, asyncio.timeout(10):
+            while not await store.drop(f"process:{process_id()}"):
+                await asyncio.sleep(0.02)
+    caplog.clear()
+    async with Coordination(provider) as coordination, coordination.lock("cart"):
+        async with asyncio.timeout(10):
+            while allowed and kubernetes_namespace.lease(own) is None:
+                await asyncio.sleep(0.02)
+        if not allowed:
+            await asyncio.sleep(0.5)
+            assert kubernetes_namespace.lease(own) is None
+        holder = await coordination.holder_of("cart")
+        assert holder is not None
+        assert holder.process == process_id()
+    assert kubernetes_namespace.lease(own) is None
     assert [record.getMessage() for record in caplog.records] == []
 
 

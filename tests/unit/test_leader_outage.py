@@ -151,11 +151,10 @@ async def test_without_an_app_it_waits_for_one(nothing_left: None, caplog: pytes
     service = asyncio.create_task(election())
     await asyncio.sleep(0.1)
     assert election.is_running()
-    assert told(caplog) == [
-        "election 'job' has trouble since N s: LeaderElection 'job': no app is open: open one around this code with "
-        "`async with Grelmicro(uses=[Coordination(...)])` (`with` in a script), or pass backend=; a web application is "
-        "opened by install(app, micro) of its integration, and in a test by `with TestClient(app)`"
-    ]
+    [line] = told(caplog)
+    assert line.startswith(
+        "election 'job' has trouble since N s: LeaderElection 'job': no app is open: open one around"
+    )
     async with Grelmicro(uses=[Coordination(MemoryProvider())]):
         await asyncio.wait_for(election.wait_for_leader(), 5)
         service.cancel()
