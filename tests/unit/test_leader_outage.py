@@ -348,6 +348,20 @@ async def test_a_worker_is_cut_off_once_the_store_has_not_answered_for_a_lease(
         assert not other.election.is_cut_off()
 
 
+async def test_a_candidate_that_asks_less_often_than_its_own_lease_is_not_cut_off(
+    world: World, clock: MovableClock
+) -> None:
+    async with Fleet(world, clock) as fleet:
+        await fleet.leading(lease_duration=60.0)
+        other = fleet.worker(lease_duration=3.0)
+        oldest = 0.0
+        for _ in range(80):
+            await fleet.let_pass(0.25)
+            oldest = max(oldest, other.election.last_round_age())
+            assert not other.election.is_cut_off()
+        assert oldest > 3.0
+
+
 async def test_a_worker_that_never_heard_of_the_store_is_cut_off_after_a_lease(
     world: World, clock: MovableClock
 ) -> None:

@@ -75,19 +75,13 @@ async def _vacate(backend: LeaseBackend, lease: Lease) -> bool:
     unknown = False
     while True:
         try:
-            if unknown and not await _is_held(backend, lease):
-                return True
+            # After a request without an answer, a "no" means that it was done then, or that the holder gave it back.
             return await backend.release(lease) or unknown
         except OutcomeUnknownError:
             unknown = True
             if backend.clock.now() + RETRY_PAUSE > until:
                 raise
         await sleep(backend.clock, RETRY_PAUSE)
-
-
-async def _is_held(backend: LeaseBackend, lease: Lease) -> bool:
-    record = await backend.read(lease.name)
-    return record is not None and record.granted_to(lease.holder) and record.fence == lease.fence
 
 
 async def _raise_fence(backend: LeaseBackend, name: str, worker: str) -> None:
