@@ -31,6 +31,9 @@ COMMANDS: dict[str, Sequence[str]] = {
     "gunicorn": (*GUNICORN, "uvicorn_worker.UvicornWorker"),
     "gunicorn preload": (*GUNICORN, "uvicorn_worker.UvicornWorker", "--preload"),
     "gunicorn asgi": (*GUNICORN, "asgi"),
+    "granian": ("granian", "--interface", "asgi", "--port", "{port}", "--workers", "4"),
+    # By default it cuts requests off after 3 seconds, and then closes in order.
+    "hypercorn": ("hypercorn", "--bind", "127.0.0.1:{port}", "--workers", "4", "--graceful-timeout", "60"),
 }
 """How a server is started, by what a test calls it; the application follows."""
 

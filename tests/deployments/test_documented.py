@@ -14,7 +14,9 @@ from tests.helpers.programs import PATIENCE
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 BLOCKS = blocks(PAGES["docs/guides/deployment.md"])
-COMMANDS = [command for command in commands(BLOCKS) if command.startswith(("uvicorn", "gunicorn"))]
+COMMANDS = [
+    command for command in commands(BLOCKS) if command.startswith(("uvicorn", "gunicorn", "granian", "hypercorn"))
+]
 
 
 def test_there_are_commands() -> None:
@@ -26,7 +28,8 @@ def test_one_worker_leads(command: str, tmp_path: Path) -> None:
     (app,) = (block for block in BLOCKS if block.title == "app.py")
     (tmp_path / app.title).write_text(app.text)
     port = free_port()
-    bind = ["--port", str(port)] if command.startswith("uvicorn") else ["--bind", f"127.0.0.1:{port}"]
+    by_port = command.startswith(("uvicorn", "granian"))
+    bind = ["--port", str(port)] if by_port else ["--bind", f"127.0.0.1:{port}"]
     if command.startswith("gunicorn"):
         bind.append("--no-control-socket")  # it would be in the home folder, for all servers of this user
     with started([*shlex.split(command), *bind], port, tmp_path / "log", {}, cwd=tmp_path) as server:

@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import httpx2
@@ -26,10 +26,9 @@ APP = "tests.deployments.duty_app:app"
 
 @contextmanager
 def open_request_to(server: Deployment, pid: int) -> Iterator[None]:
-    """A request that the worker of this process goes on answering."""
-    with ExitStack() as stack:
-        for _ in range(200):
-            response = stack.enter_context(httpx2.stream("GET", server.url + "/stream", timeout=30, trust_env=False))
+    """A request that the worker of this process goes on answering; no other worker has one."""
+    for _ in range(200):
+        with httpx2.stream("GET", server.url + "/stream", timeout=30, trust_env=False) as response:
             lines = response.iter_lines()
             if int(next(lines)) == pid:
                 yield
@@ -48,6 +47,10 @@ def env(site: Site, **more: str) -> dict[str, str]:
         ("uvicorn workers", signal.SIGTERM),
         ("gunicorn", signal.SIGTERM),
         ("gunicorn asgi", signal.SIGINT),
+        ("granian", signal.SIGTERM),
+        ("hypercorn", signal.SIGTERM),
+        pytest.param("granian", signal.SIGINT, marks=FURTHER),
+        pytest.param("hypercorn", signal.SIGINT, marks=FURTHER),
         pytest.param("uvicorn workers", signal.SIGINT, marks=FURTHER),
         pytest.param("gunicorn", signal.SIGINT, marks=FURTHER),
         pytest.param("gunicorn asgi", signal.SIGTERM, marks=FURTHER),

@@ -69,6 +69,14 @@ def test_flask(command: str, folder: Path) -> None:
         assert not Lock("cart:7").from_thread.locked()
 
 
+def test_flask_on_gevent_is_refused_in_words(folder: Path) -> None:
+    port = free_port()
+    command = f"gunicorn shop:app -k gevent --no-control-socket --bind 127.0.0.1:{port}"
+    with started(shlex.split(command), port, folder / "log", {}, cwd=folder) as server:
+        server.process.wait(PATIENCE)
+        assert "gevent has replaced threads and sockets of this process, and is not supported" in server.log
+
+
 def queue_program(command: list[str], folder: Path, url: str, name: str = "log") -> Any:
     return started(command, 0, folder / name, {"REDIS_URL": url}, cwd=folder)
 

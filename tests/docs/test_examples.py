@@ -28,6 +28,8 @@ OTHERS = re.compile(
     r"python -m pytest(?: [\w/.-]+)?"
     r"|uvicorn [\w.:-]+(?: --workers \d+| --reload| --timeout-graceful-shutdown \d+)*"
     r"|gunicorn [\w.:-]+(?: -k [\w.]+| -w \d+| --threads \d+| --preload)*"
+    r"|granian --interface asgi [\w.:-]+(?: --workers \d+)?"
+    r"|hypercorn [\w.:-]+(?: --workers \d+)?"
     r"|celery -A jobs (?:worker|beat)"
     r"|rq worker"
     r"|kubectl create namespace shop"

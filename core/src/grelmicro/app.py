@@ -149,7 +149,7 @@ class Grelmicro(Shared):
         try:
             async with AsyncExitStack() as stack:
                 if self._signals and (task := asyncio.current_task()) is not None:
-                    stack.enter_context(handing_over(self, unhandled=task.cancel, hurry=self.hurry))
+                    stack.enter_context(handing_over(self, unhandled=lambda _: task.cancel(), hurry=self.hurry))
                 for item in ordered:
                     await stack.enter_async_context(item)
                 self._opened = stack.pop_all()

@@ -23,7 +23,11 @@ class HandsOver(Protocol):
 
 @contextmanager
 def handing_over(
-    app: HandsOver, *, unhandled: Callable[[], object] | None = None, hurry: Callable[[], object] | None = None
+    app: HandsOver,
+    *,
+    unhandled: Callable[[int], object] | None = None,
+    second_ends: bool = True,
+    hurry: Callable[[], object] | None = None,
 ) -> Iterator[None]:
     """Call `app.hand_over()` at SIGTERM and SIGINT, then whatever handled the signal before; at SIGQUIT if one did.
 
@@ -31,8 +35,11 @@ def handing_over(
 
     Args:
         app: what hands over.
-        unhandled: called in the event loop at the first signal that nobody handled before and that would have ended
-            the process at once, so that it can end in order; then the signal is raised again. A second one ends it.
+        unhandled: called in the event loop, with the signal's number, at the first signal that nothing handled before
+            and that would have ended the process at once, so that it can end in order. The signal is raised again at
+            the end of the block.
+        second_ends: whether a second such signal ends the process at once. Otherwise `unhandled` has to end it in time:
+            servers send their workers one after the other.
         hurry: called in the event loop at a second SIGINT, when somebody has pressed Ctrl+C again. No other second
             signal means that: servers send their workers one after the terminal did.
     """
@@ -60,12 +67,12 @@ def handing_over(
         if callable(previous):
             previous(number, frame)
         elif previous is signal.SIG_DFL:
-            if unhandled is None or fatal or ended:
+            if unhandled is None or ended or (fatal and second_ends):
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
-            else:
+            elif not fatal:
                 fatal.append(number)
-                loop.call_soon_threadsafe(unhandled)
+                loop.call_soon_threadsafe(unhandled, number)
 
     for number, previous in before.items():
         # None stands for a handler that was not set from Python: it could not be put back. What is ignored, as for a

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import anyio
@@ -12,9 +13,16 @@ from grelmicro import Grelmicro
 from grelmicro.coordination import LeaderElection
 from grelmicro.errors import SettingsValidationError
 from grelmicro.signals import handing_over
+from grelmicro.task import Tasks
 from grelmicro_starlette.serving import KEY, check_guards, installed_below
 
 logger = logging.getLogger("grelmicro.starlette")
+
+LEAVE_LIMIT = 5.0
+"""Seconds for which a process that a signal is to end at once goes on to hand leadership over."""
+
+LOOK = 0.02
+"""Seconds between two looks at whether that is done."""
 
 Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 UserLifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any] | None]]
@@ -54,14 +62,15 @@ def lifespan(
         check_guards(app)
         # This app's own comes last, so that `mine` is served by it.
         every = [*(other for other in dict.fromkeys(installed_below(app)) if other is not micro), micro]
-        departure = _Departure(every)
+        departure = _Departure(every, lead or {})
         # Signals are heard until all is closed: the second interrupt is for those who are tired of waiting for that.
         with ExitStack() as hearing:
             async with AsyncExitStack() as stack:
                 for each in every:
                     await stack.enter_async_context(each)
                 if signals:
-                    hearing.enter_context(handing_over(departure, hurry=departure.hurry))
+                    heard = handing_over(departure, unhandled=departure.leave, second_ends=False, hurry=departure.hurry)
+                    hearing.enter_context(heard)
                 state = None if mine is None else await stack.enter_async_context(mine(app))
                 for leader, work in (lead or {}).items():
                     await stack.enter_async_context(_leading(leader, work, departure))
@@ -82,8 +91,11 @@ def _check_lead(leader: object, work: object) -> None:
 class _Departure:
     """What a signal that stops the process begins."""
 
-    def __init__(self, every: Sequence[Grelmicro]) -> None:
+    def __init__(self, every: Sequence[Grelmicro], lead: Iterable[LeaderElection]) -> None:
         self._every = every
+        tasks = (item.tasks for micro in every for item in micro.uses if isinstance(item, Tasks))
+        self._leaders = [*lead, *(task for each in tasks for task in each if isinstance(task, LeaderElection))]
+        self._leaving: asyncio.Task[None] | None = None
         self.begun = asyncio.Event()
         self.work: list[asyncio.Task[object]] = []
 
@@ -91,6 +103,18 @@ class _Departure:
         for micro in self._every:
             micro.hand_over()
         self.begun.set()
+
+    def leave(self, number: int) -> None:
+        """Die of a signal, as it is the server's wish, but not before leadership is handed over."""
+        self._leaving = asyncio.create_task(self._leave(number), name="grelmicro-departure")
+
+    async def _leave(self, number: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_LIMIT):
+                while any(leader.is_running() for leader in self._leaders):
+                    await asyncio.sleep(LOOK)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
     def hurry(self) -> None:
         for micro in self._every:
