@@ -267,3 +267,24 @@ async def test_a_free_record_stays_free(world: World) -> None:
         assert record is not None
         assert after is not None
         assert after.fence == record.fence
+
+
+async def test_a_loss_is_told_although_its_reason_is_not_read(world: World, clock: MovableClock) -> None:
+    """The caller is cancelled, or the backend closed, while it is looked for."""
+    store = world.troubled()
+    async with operator(world) as ops:
+        async with LockAdapter(store) as holder:
+            extended = await Lock("cart", backend=holder).acquire()
+            renewed = await Lock("shelf", backend=holder, auto_renew=True).acquire()
+            for name in ("cart", "shelf"):
+                await ops.break_lock(name)
+            store.break_down(silence, "read")
+            extending = asyncio.create_task(extended.extend())
+            holder.renewer.renew_now("lock:shelf")
+            await eventually(lambda: not extended.valid and not renewed.valid, "both are lost")
+            extending.cancel()
+            await asyncio.wait({extending})
+            assert extending.cancelled()
+            assert extended.why_lost() == "it expired or was taken over"
+        assert renewed.why_lost() == "it expired or was taken over"
+        store.heal()

@@ -8,7 +8,7 @@ from random import random
 from typing import Protocol
 
 from grelmicro.clock import TimeLimit, sleep
-from grelmicro.coordination.losses import why_lost
+from grelmicro.coordination.losses import TAKEN, why_lost
 from grelmicro.coordination.protocols import LeaderElectionBackend
 from grelmicro.coordination.records import LEASE_DURATION, LeaderRecord
 from grelmicro.coordination.standing import Standing, Term, Timing
@@ -183,7 +183,11 @@ class Campaign:
         if lease is None:
             deadline, term.held_until = term.held_until, self._clock.now()
             term.lead_until = min(term.lead_until, term.held_until)
-            self._standing.resign(await why_lost(self._backend, term.lease, deadline))
+            reason = TAKEN
+            try:
+                reason = await why_lost(self._backend, term.lease, deadline)
+            finally:  # also when the election is stopped
+                self._standing.resign(reason)
             return
         late = self._standing.leading_for(term) <= 0
         term.confirm(lease, sent_at, timing)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from grelmicro import lifecycle
 from grelmicro.coordination.hold import Hold
 from grelmicro.coordination.identity import NOBODY, Owner
-from grelmicro.coordination.losses import why_lost
+from grelmicro.coordination.losses import TAKEN, why_lost
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
 from grelmicro.errors import (
@@ -175,7 +175,11 @@ class LockHandle(Hold):
     async def _lose_taken(self) -> None:
         """The store does not know it any more."""
         deadline, self.deadline = self.deadline, min(self.deadline, self._backend.clock.now())
-        self.lose(await why_lost(self._backend, self.lease, deadline))
+        reason = TAKEN
+        try:
+            reason = await why_lost(self._backend, self.lease, deadline)
+        finally:  # also when the caller is cancelled
+            self.lose(reason)
 
     def move_to(self, owner: Owner) -> None:
         """Let `owner` be who holds it, as far as the lock knows."""

@@ -249,4 +249,8 @@ class Renewer:
     async def _lose(self, held: Renewable) -> None:
         """The store does not know a lease any more, which is not valid from now on; its holder learns why."""
         deadline, held.deadline = held.deadline, min(held.deadline, self._clock.now())
-        held.lose(await self._why_lost(held.lease, deadline))
+        reason = TAKEN
+        try:
+            reason = await self._why_lost(held.lease, deadline)
+        finally:  # also when that is cut short by closing
+            held.lose(reason)
