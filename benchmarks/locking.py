@@ -48,7 +48,7 @@ def rows(store: str, scale: Scale, peer: Peer | None, places: Places) -> Iterato
         yield from contention.rows(store, scale, crew, floor_pair)
         if store in OTHER_PROCESS_TARGETS:
             with Crew(store, peer, places) as others:
-                yield from _other_process_rows(store, scale, crew, others)
+                yield from _other_process_rows(store, scale, crew, others, floor_pair)
                 yield contention.two_processes_row(store, scale, crew, others, floor_pair)
 
 
@@ -86,13 +86,15 @@ def _handover_rows(store: str, scale: Scale, crew: Crew) -> Iterator[Row]:
     return _latency_rows(store, "hand-over", answers, HANDOVER_TARGETS[store])
 
 
-def _other_process_rows(store: str, scale: Scale, crew: Crew, others: Crew) -> Iterator[Row]:
+def _other_process_rows(store: str, scale: Scale, crew: Crew, others: Crew, floor_pair: float) -> Iterator[Row]:
+    """Beside the floor's pair, which is what a hand-over takes where nothing has to be told to anybody."""
     answers: dict[str, list[list[float]]] = {name: [] for name in others.workers}
     for number in range(scale.rounds):
         for name in in_turn(list(answers), number):
             pair = crew.workers[name], others.workers[name]
             answers[name].append([_hand_over(*pair, *PAUSES[name]) for _ in range(_how_many(name, scale))])
-    return _latency_rows(store, "hand-over to another process", answers, OTHER_PROCESS_TARGETS[store])
+    target = OTHER_PROCESS_TARGETS[store]
+    return _latency_rows(store, "hand-over to another process", answers, target, floor_pair=floor_pair)
 
 
 def _hand_over(holder: Worker, waiter: Worker, shortest: float, longest: float) -> float:
@@ -110,19 +112,23 @@ def _how_many(name: str, scale: Scale) -> int:
     return scale.handovers // 4 + 1 if name == "peer" else scale.handovers
 
 
-def _latency_rows(store: str, what: str, answers: Rounds, target: Target) -> Iterator[Row]:
+def _latency_rows(
+    store: str, what: str, answers: Rounds, target: Target, *, floor_pair: float | None = None
+) -> Iterator[Row]:
     p50, p99 = (
         {name: percentile(joined(rounds), share) * MILLISECONDS for name, rounds in answers.items()}
         for share in (0.5, 0.99)
     )
+    floor = p50.get("floor") if floor_pair is None else floor_pair * MILLISECONDS
     yield Row(
         store=store,
         what=f"{what}, p50",
         unit="ms",
         ours=p50["ours"],
-        floor=p50.get("floor"),
+        floor=floor,
         peer=p50.get("peer"),
-        ratio=p50["ours"] / p50["floor"] if "floor" in p50 else None,
+        ratio=p50["ours"] / floor if floor else None,
+        ratio_to="floor" if floor_pair is None else "floor pair",
         target=target,
     )
     yield Row(

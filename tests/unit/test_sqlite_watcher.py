@@ -329,6 +329,15 @@ async def test_a_file_system_of_several_hosts_is_probed(
     assert warnings(caplog) == []
 
 
+@reported
+async def test_a_process_that_yields_gives_others_time_to_look(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with SQLiteStore(path) as store:
+        assert store.notice < watcher.PROBE_INTERVAL_S
+    monkeypatch.setattr(sqlite_store, "check_place", lambda path: False)
+    async with SQLiteStore(path) as store:
+        assert store.notice >= 2 * watcher.PROBE_INTERVAL_S
+
+
 async def test_an_event_loop_that_listens_to_no_descriptor_probes(
     store: SQLiteStore, other: SQLiteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -143,7 +143,7 @@ class LeaseStore(Resource, ABC):
     """The shortest lease that is kept exactly, in seconds; shorter ones are rounded up to it."""
     ordered: ClassVar[bool] = False
     """Requests take effect in the order in which this process sent them, so an undo comes after what it undoes."""
-    notice: ClassVar[float] = 0.0
+    notice: float = 0.0
     """Seconds until another process learns of a release: a process that yields to others waits this long."""
 
     def __init__(self, *, namespace: str = "grelmicro", clock: Clock | None = None) -> None:

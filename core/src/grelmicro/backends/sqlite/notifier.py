@@ -26,6 +26,9 @@ _LIMITS = {
     errno.ENOSPC: "too many inotify watches: raise fs.inotify.max_user_watches",
 }
 
+SUPPORTED = sys.platform == "linux" or hasattr(select, "kqueue")
+"""Whether the operating system reports changes of files."""
+
 Files = tuple[FileId | None, FileId | None]
 """A SQLite file and its log."""
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from grelmicro.backends.sqlite.file import check_path, check_place
 from grelmicro.backends.sqlite.lane import Lane, Unit, is_misplaced, reason
+from grelmicro.backends.sqlite.notifier import SUPPORTED
 from grelmicro.backends.sqlite.table import Table
 from grelmicro.backends.sqlite.watcher import Watcher
 from grelmicro.clock import Clock
@@ -20,6 +21,12 @@ from grelmicro.lifecycle import outlast
 
 ENV_PREFIX = "SQLITE_"
 """What the name of the environment variable begins with, unless `env_prefix` says otherwise."""
+
+NOTICE_S = 0.003
+"""Seconds until another process learns of a release: by a report, with the time to look and to ask."""
+
+PROBED_NOTICE_S = 0.03
+"""The same where it probes the file: two looks, and the time to ask."""
 
 SWEEP_INTERVAL = 3600.0
 """Seconds between two rounds through the records for old ones."""
@@ -55,7 +62,6 @@ class SQLiteStore(LeaseStore):
     scope = "host"
     resolution = 0.000_001
     ordered = True
-    notice = 0.003  # a report of the operating system, and the time to look and to ask
 
     def __init__(
         self,
@@ -80,10 +86,11 @@ class SQLiteStore(LeaseStore):
             SettingsValidationError: no file of leases can be there, or it is a file of something else.
             BackendUnavailableError: it cannot be opened now.
         """
-        local = check_place(self.path)
+        reported = check_place(self.path) and SUPPORTED
+        self.notice = NOTICE_S if reported else PROBED_NOTICE_S
         table = Table(self.namespace, self.clock, self._retention)
         writer, reader = Lane(self.path, table.prepare), Lane(self.path, table.prepare, quiet=True)
-        watcher = Watcher(self.path, reader, table, self.clock, reported=local)
+        watcher = Watcher(self.path, reader, table, self.clock, reported=reported)
         self._opened = _Open(table, writer, reader, watcher)
         self._sweep_at = self.clock.now() + SWEEP_INTERVAL
         try:
