@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from grelmicro import Grelmicro
 from grelmicro.backends.memory import MemoryStore
 from grelmicro.clock import Clock, Signal, TimeLimit, end_within, sleep
-from grelmicro.coordination import TaskLock
+from grelmicro.coordination import Coordination, LeaderElection, TaskLock
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.errors import OutOfContextError, SettingsValidationError
+from grelmicro.providers.memory import MemoryProvider
 from grelmicro.task import Tasks
 from grelmicro.testing import MovableClock
 from grelmicro.testing.clock import WORK_LIMIT
@@ -334,6 +336,11 @@ async def test_it_waits_for_the_real_work_of_tasks(clock: MovableClock, nothing_
         await asyncio.sleep(0.02)
         runs[f"coroutine at {clock.now() - start:g}"] += 1
 
+    @tasks.every(seconds=5, name="locked", lock=TaskLock(backend=backend))
+    async def locked() -> None:
+        await asyncio.sleep(0.1)  # longer than the others, for which it is not waited then
+        runs[f"locked at {clock.now() - start:g}"] += 1
+
     @tasks.every(seconds=5, name="thread", lock=TaskLock(backend=backend))
     def thread() -> None:
         sleep_in_thread(0.02)
@@ -341,7 +348,25 @@ async def test_it_waits_for_the_real_work_of_tasks(clock: MovableClock, nothing_
 
     async with backend, tasks:
         await clock.advance(10)
-    assert runs == {f"{kind} at {due}": 1 for kind in ("coroutine", "thread") for due in (0, 5, 10)}
+    assert runs == {f"{kind} at {due}": 1 for kind in ("coroutine", "locked", "thread") for due in (0, 5, 10)}
+
+
+async def test_it_waits_for_the_real_work_of_the_leader(clock: MovableClock, nothing_left: None) -> None:
+    leader, runs = LeaderElection("job"), []
+    tasks = Tasks(tasks=[leader], clock=clock)
+
+    @tasks.every(seconds=5, leader=leader)
+    async def job() -> None:
+        began = clock.now()
+        await asyncio.sleep(0.02)
+        runs.append(clock.now() - began)
+
+    async with Grelmicro(uses=[Coordination(MemoryProvider(clock=clock)), tasks]):
+        while not leader.is_leader():
+            await asyncio.sleep(0)
+        await clock.advance(10)
+    assert len(runs) >= 3
+    assert set(runs) == {0.0}
 
 
 async def test_it_does_not_wait_for_work_that_waits_for_it(clock: MovableClock, nothing_left: None) -> None:

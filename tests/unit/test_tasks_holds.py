@@ -255,6 +255,18 @@ async def test_run_now_runs_before_it_is_due(world: World, clock: MovableClock) 
         assert crew.runs[2:] == pytest.approx([start + 70.0, start + 130.0], abs=3.5)
 
 
+async def test_run_now_does_not_run_beside_a_run_without_a_lock(world: World, clock: MovableClock) -> None:
+    async with Crew(world, clock) as crew:
+        hand = await crew.hand(60.0, partial(pause, clock, 5.0))
+        await crew.let_pass(1.0)
+        assert (await hand.task.run_now()).outcome is FireOutcome.SKIPPED
+        await crew.let_pass(5.0)
+        running = asyncio.create_task(hand.task.run_now())
+        await crew.let_pass(56.0)  # the next due time comes when it has ended
+        assert (await running).outcome is FireOutcome.SUCCESS
+        assert len(hand.runs) == 3
+
+
 async def test_run_now_does_not_run_beside_another_run(world: World, clock: MovableClock) -> None:
     async with Crew(world, clock) as crew:
         hand = await crew.hand(60.0, partial(pause, clock, 5.0), lock={})
