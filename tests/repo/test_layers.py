@@ -77,6 +77,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
     ("grelmicro.coordination",),
     ("grelmicro.task.*",),
     (
+        "grelmicro.coordination.errors",
         "grelmicro.coordination.kubernetes",
         "grelmicro.coordination.memory",
         "grelmicro.coordination.postgres",

@@ -284,7 +284,7 @@ async def test_add_everything_before_it_opens(log: list[str]) -> None:
 def test_what_cannot_be_opened_is_refused() -> None:
     with pytest.raises(SettingsValidationError, match="not int"):
         Grelmicro(uses=[5])
-    with pytest.raises(SettingsValidationError, match="uses one Coordination"):
+    with pytest.raises(SettingsValidationError, match="uses has two Coordinations named 'default'"):
         Grelmicro(uses=[Coordination(MemoryProvider()), Coordination(MemoryProvider())])
     with pytest.raises(SettingsValidationError, match="environment= should be one of development, test"):
         Grelmicro(environment="prod")

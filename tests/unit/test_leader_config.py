@@ -140,10 +140,11 @@ def test_the_backend_is_one_of_elections() -> None:
     with pytest.raises(
         SettingsValidationError,
         match=re.escape(
-            "LeaderElection 'job': backend should be a LeaderElectionBackend, not str: of a provider, pass"
+            "LeaderElection 'job': backend should be a LeaderElectionBackend, a Coordination or the name of one, "
+            "not int: "
         ),
     ):
-        LeaderElection("job", backend="redis")  # type: ignore[arg-type]
+        LeaderElection("job", backend=5)  # type: ignore[arg-type]
     assert MemoryLockAdapter().scope == "process"
 
 

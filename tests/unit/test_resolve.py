@@ -260,10 +260,11 @@ async def test_locks_of_an_app_can_be_built_before_it_is_open() -> None:
 
 @pytest.mark.parametrize("kind", [Lock, TaskLock])
 def test_something_that_is_no_backend_is_refused(kind: type[Lock] | type[TaskLock]) -> None:
-    for wrong in (MemoryProvider(), "memory://", MemoryProvider().schedule(), 5):
+    for wrong in (MemoryProvider(), MemoryProvider().schedule(), 5):
         with pytest.raises(SettingsValidationError) as caught:
             kind("cart", backend=wrong)  # type: ignore[arg-type]
         assert str(caught.value) == (
-            f"{kind.__name__} 'cart': backend should be a LockBackend, not {type(wrong).__name__}: "
+            f"{kind.__name__} 'cart': backend should be a LockBackend, a Coordination or the name of one, "
+            f"not {type(wrong).__name__}: "
             "of a provider, pass provider.lock() or provider.leaderelection()"
         )

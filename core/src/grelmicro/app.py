@@ -5,8 +5,9 @@ import os
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
 from inspect import isclass
+from pkgutil import resolve_name
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Self, TypeGuard
 from uuid import UUID
 
 from grelmicro import lifecycle
@@ -21,6 +22,8 @@ from grelmicro.signals import handing_over
 if TYPE_CHECKING:
     from grelmicro.coordination.component import Coordination
 
+COORDINATION = "grelmicro.coordination:Coordination"
+
 ENVIRONMENTS = ("development", "test", "staging", "production")
 
 
@@ -32,8 +35,10 @@ class Grelmicro(Shared):
     Leases that are held still when it closes are given back, but for those of blocks that go on.
 
     Args:
-        uses: a `Coordination`, providers, `Tasks` and any other async context managers, or classes of them that need
-            no argument. They open in this order, but `Tasks` open last and close first.
+        uses: a `Coordination`, providers, backends, `Tasks` and any other async context managers, or classes of them
+            that need no argument; None is left out. They open in this order, but `Tasks` open last and close first. A
+            bare provider serves all that it can, and a bare backend its slot, unless there is a `Coordination` named
+            `default`.
         environment: `development`, `test`, `staging` or `production`; None: the variable GREL_ENVIRONMENT.
         worker: readable name of this process, with which the holders of its leases begin that have no name of their
             own; None: the variable GREL_WORKER when the app opens, so that each process of a forking server can have
@@ -43,7 +48,8 @@ class Grelmicro(Shared):
             loop has a thread of its own, it does nothing. Web integrations do their own.
 
     Raises:
-        SettingsValidationError: one of them cannot be opened, two are of one kind, or the environment is not known.
+        SettingsValidationError: one of them cannot be opened, two `Coordination`s have one name, or the environment is
+            not known.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class Grelmicro(Shared):
         self._worker = check_worker("Grelmicro: worker=", worker)
         self._signals = signals
         self._uses: list[AbstractAsyncContextManager[object]] = []
+        self._serving: Coordination | None = None  # what bare providers and backends make together
         self._opened = AsyncExitStack()
         self._background = Background()
         if not isinstance(uses, Iterable):
@@ -68,26 +75,29 @@ class Grelmicro(Shared):
             self.use(item)
 
     def use(self, item: object) -> None:
-        """Open `item` too, the next time this app is opened.
+        """Open `item` too, the next time this app is opened; None is left out.
 
         Raises:
-            SettingsValidationError: it is no async context manager, or there is one of its kind already.
+            SettingsValidationError: it is no async context manager, or there is a `Coordination` of its name already.
             OutOfContextError: the app is open.
         """
         if self.is_open:
             raise OutOfContextError("use() came after the app was opened: add everything before")
+        if item is None:
+            return
         item = item() if isclass(item) else item
         if not isinstance(item, AbstractAsyncContextManager):
             raise SettingsValidationError(
                 f"Grelmicro uses async context managers, such as Coordination, a provider or Tasks, "
                 f"not {type(item).__name__}"
             )
-        kind = getattr(item, "kind", None)
-        if kind == "coordination" and any(getattr(other, "kind", None) == kind for other in self._uses):
+        if _is_coordination(item) and item.name in self._coordinations():
             raise SettingsValidationError(
-                "Grelmicro uses one Coordination: give it a backend for each slot with lock=, election= and schedule="
+                f"Grelmicro uses has two Coordinations named '{item.name}': give one a name of its own with name=, or "
+                "have one with a backend for each slot, by lock=, election= and schedule="
             )
         self._uses.append(item)
+        self._serving = None
 
     @property
     def worker(self) -> str:
@@ -103,23 +113,45 @@ class Grelmicro(Shared):
         """What it opens, in the order in which that was given."""
         return tuple(self._uses)
 
-    def component(self, kind: str) -> object:
-        """What it uses of a kind, such as `coordination`.
+    def get(self, kind: str, name: str = "default") -> object:
+        """What it uses of a kind, such as `coordination`, and a name.
 
         Raises:
             OutOfContextError: there is none.
+            SettingsValidationError: bare providers and backends would serve the same.
         """
+        if kind == "coordination":
+            return self._coordination(name)
         for item in self._uses:
-            if getattr(item, "kind", None) == kind:
+            if getattr(item, "kind", None) == kind and getattr(item, "name", "default") == name:
                 return item
-        raise OutOfContextError(
-            f"this app has no {kind}: add one, such as Grelmicro(uses=[Coordination.from_url('sqlite:///locks.db')])"
-        )
+        raise OutOfContextError(f"this app has no {kind} named '{name}': add one to Grelmicro(uses=[...])")
 
     @property
     def coordination(self) -> "Coordination":
-        """Its `Coordination`; it can build locks and elections before the app is open."""
-        return cast("Coordination", self.component("coordination"))
+        """Its `Coordination` named `default`; it can build locks and elections before the app is open."""
+        return self._coordination("default")
+
+    def _coordination(self, name: str) -> "Coordination":
+        named = self._coordinations()
+        if name in named:
+            return named[name]
+        if name == "default" and (serving := self._of_bare_ones()) is not None:
+            return serving
+        missing = f"coordination named '{name}', but {', '.join(map(repr, named))}" if named else "coordination"
+        raise OutOfContextError(
+            f"this app has no {missing}: add one, such as Grelmicro(uses=[Coordination.from_url('sqlite:///locks.db')])"
+        )
+
+    def _coordinations(self) -> dict[str, "Coordination"]:
+        return {item.name: item for item in self._uses if _is_coordination(item)}
+
+    def _of_bare_ones(self) -> "Coordination | None":
+        """What providers and backends without a `Coordination` make together, if there are any."""
+        if self._serving is None and (bare := [item for item in self._uses if not hasattr(item, "kind")]):
+            # By its name: most programs that import this one have no use for all that it imports yet.
+            self._serving = resolve_name(COORDINATION).serving(bare)
+        return self._serving
 
     def open(self) -> None:
         """Open it on an event loop in a thread; for code that has no running loop and no block to keep it open in.
@@ -144,7 +176,7 @@ class Grelmicro(Shared):
         """Open what it uses; when one fails, those opened before are closed again."""
         check_alone()
         # Work may start as soon as Tasks are open, so all that it needs is open before and closes after.
-        ordered = sorted(self._uses, key=lambda item: getattr(item, "kind", "") == "tasks")
+        ordered = sorted(self._to_open(), key=lambda item: getattr(item, "kind", "") == "tasks")
         open_apps.append(self)
         try:
             async with AsyncExitStack() as stack:
@@ -156,6 +188,13 @@ class Grelmicro(Shared):
         except BaseException:
             open_apps.remove(self)
             raise
+
+    def _to_open(self) -> list[AbstractAsyncContextManager[object]]:
+        """What it opens, with what bare providers and backends make together before the first of them."""
+        if "default" in self._coordinations() or (serving := self._of_bare_ones()) is None:
+            return self._uses
+        first = next(place for place, item in enumerate(self._uses) if serving.is_source(item))
+        return [*self._uses[:first], serving, *self._uses[first:]]
 
     async def _end_use(self) -> None:
         """Close what it uses, in reverse order."""
@@ -229,6 +268,10 @@ class Grelmicro(Shared):
             self._background.close()
         finally:
             unbind(self)
+
+
+def _is_coordination(item: object) -> "TypeGuard[Coordination]":
+    return getattr(item, "kind", None) == "coordination"
 
 
 def _environment(given: str | None) -> str:

@@ -343,13 +343,13 @@ class Reconfigurable(Generic[C]):
         """The settings in force."""
         return self._config
 
-    async def reconfigure(self, config: C) -> None:
-        """Put `config` in force from the next operation or loop on.
+    async def reconfigure(self, new_config: C) -> None:
+        """Put `new_config` in force from the next operation or loop on.
 
         Raises:
             SettingsValidationError: it is of another class, or would change the worker.
         """
-        self._config = self._accept(config)
+        self._config = self._accept(new_config)
 
     def _accept(self, config: C) -> C:
         mine = type(self._config)

@@ -26,8 +26,8 @@ class App(Protocol):
     def get_loop(self) -> asyncio.AbstractEventLoop:
         """The event loop on which it was opened."""
 
-    def component(self, kind: str) -> object:
-        """Its component of a kind; raises `OutOfContextError` when it has none."""
+    def get(self, kind: str, name: str = "default") -> object:
+        """Its component of a kind and a name; raises `OutOfContextError` when it has none."""
 
 
 bound: ContextVar[App | None] = ContextVar("grelmicro_app", default=None)

@@ -3,7 +3,7 @@
 import logging
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from inspect import isclass
 from pkgutil import resolve_name
@@ -51,6 +51,8 @@ PROVIDERS: Mapping[str, str] = {
 SEPARATED_BY: Mapping[str, str] = {"kubernetes": "prefix"}
 """What separates applications in a scheme where `namespace` is something else."""
 
+SLOTS = ("lock", "election", "schedule")
+
 SCOPES: tuple[Scope, ...] = ("process", "host", "cluster")
 
 LeaseKind = Literal["lock", "tasklock", "leader"]
@@ -69,6 +71,8 @@ class Coordination(Resource):
         lock: serves `Lock` and `TaskLock`.
         election: serves `LeaderElection`.
         schedule: serves schedules.
+        name: tells several of one app apart: `Lock("cart", backend="analytics")` uses the one of that name, and what
+            names none uses `default`.
         requires: the least scope that every backend must have: `process`, `host` or `cluster`.
         wait: seconds for which opening tries again while a store is not there yet; by default what the variable
             GREL_STORE_WAIT says, or 0. What trying again does not mend, such as a password that is not accepted, is
@@ -87,9 +91,11 @@ class Coordination(Resource):
         lock: object = None,
         election: object = None,
         schedule: object = None,
+        name: str = "default",
         requires: Scope | None = None,
         wait: float | None = None,
     ) -> None:
+        self.name = check_name("Coordination", name)
         source = _instance(source)
         if isinstance(source, LeaseStore):
             source = Provider(source)
@@ -109,7 +115,13 @@ class Coordination(Resource):
 
     @classmethod
     def from_url(
-        cls, url: str, *, namespace: str | None = None, requires: Scope | None = None, wait: float | None = None
+        cls,
+        url: str,
+        *,
+        namespace: str | None = None,
+        name: str = "default",
+        requires: Scope | None = None,
+        wait: float | None = None,
     ) -> Self:
         """Everything on one store.
 
@@ -120,6 +132,7 @@ class Coordination(Resource):
                 `postgresql+psycopg://` or `sqlite+aiosqlite://`, may stay in it.
             namespace: separates applications that share a store; `grelmicro` by default. In a Kubernetes namespace,
                 which the URL names, it is the prefix of their Leases.
+            name: tells several of one app apart; see `Coordination`.
             requires: the least scope that the store must have.
             wait: seconds for which opening tries again while the store is not there yet; see `Coordination`.
 
@@ -131,7 +144,35 @@ class Coordination(Resource):
         option = SEPARATED_BY.get(scheme, "namespace")
         options = {} if namespace is None else {option: check_namespace(namespace)}
         provider: Provider = resolve_name(PROVIDERS[scheme]).from_url(url, **options)
-        return cls(provider, requires=requires, wait=wait)
+        return cls(provider, name=name, requires=requires, wait=wait)
+
+    @classmethod
+    def serving(cls, uses: Iterable[object]) -> Self | None:
+        """The one that bare providers and backends among `uses` make together; None when there are none.
+
+        A provider serves every slot that no backend among them is for.
+
+        Raises:
+            SettingsValidationError: two of them would serve one slot.
+        """
+        slots: dict[str, object] = {}
+        providers = [item for item in uses if isinstance(item, Provider)]
+        for item in uses:
+            if (slot := None if isinstance(item, Provider) else _slot_of(item)) is not None:
+                if slot in slots:
+                    raise _both_serve(slot, slots[slot], item)
+                slots[slot] = item
+        if len(providers) > 1 and len(slots) < len(SLOTS):
+            raise _both_serve(next(slot for slot in SLOTS if slot not in slots), *providers[:2])
+        if not providers and not slots:
+            return None
+        source = providers[0] if providers else None
+        return cls(source, lock=slots.get("lock"), election=slots.get("election"), schedule=slots.get("schedule"))
+
+    @staticmethod
+    def is_source(item: object) -> bool:
+        """Whether `item` is a provider or a backend, which serves without being given to a `Coordination`."""
+        return isinstance(item, Provider) or _slot_of(item) is not None
 
     @property
     def lock_backend(self) -> LockBackend:
@@ -298,6 +339,22 @@ class Coordination(Resource):
                     title,
                     "several worker processes run" if several else "this is production",
                 )
+
+
+def _slot_of(item: object) -> str | None:
+    """The one slot that a backend is for; None where it is no backend."""
+    if isinstance(item, LockBackend):
+        return "lock"
+    if isinstance(item, ScheduleBackend):
+        return "schedule"
+    return "election" if isinstance(item, LeaderElectionBackend) else None
+
+
+def _both_serve(slot: str, one: object, other: object) -> SettingsValidationError:
+    return SettingsValidationError(
+        f"Grelmicro uses: {type(one).__name__} and {type(other).__name__} would both serve the slot {slot}: give the "
+        f"app a Coordination({slot}=...) that says which, or several with name="
+    )
 
 
 def _instance(given: object) -> object:

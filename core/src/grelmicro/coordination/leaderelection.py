@@ -27,7 +27,7 @@ from grelmicro.config import (
 )
 from grelmicro.coordination.campaign import Campaign
 from grelmicro.coordination.identity import WorkerName
-from grelmicro.coordination.protocols import LeaderElectionBackend
+from grelmicro.coordination.protocols import ElectionBackendSource, LeaderElectionBackend
 from grelmicro.coordination.records import LeaderRecord
 from grelmicro.coordination.resolve import BackendSource
 from grelmicro.coordination.standing import Standing, StrayCancellationError, begin, check_work
@@ -101,7 +101,8 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
 
     Args:
         name: the role: any text of 1 to 255 characters without control characters.
-        backend: where; None: that of the app which serves the code in which the election runs.
+        backend: where: a backend, a `Coordination` or the name of one; None: that of the app which serves the code in
+            which the election runs.
         worker: readable prefix of the holder; a random one by default. Two instances never count as one.
         lease_duration: seconds after which another worker may lead, if the leader is gone.
         renew_deadline: seconds after which a leader that cannot renew gives up.
@@ -111,6 +112,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
         error_interval: seconds between two log lines about an outage that goes on.
         metadata: text by text that every worker can read while this one leads, such as its address.
         env_prefix: prefix of its environment variables, in place of `GREL_LEADERELECTION_{NAME}_`.
+        env_load: whether the environment is read; None: it is.
 
     Raises:
         SettingsValidationError: a setting or the name breaks a rule.
@@ -120,7 +122,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
         self,
         name: str,
         *,
-        backend: LeaderElectionBackend | None = None,
+        backend: ElectionBackendSource | None = None,
         worker: str | UUID | None = None,
         lease_duration: Duration | None = None,
         renew_deadline: Duration | None = None,
@@ -130,6 +132,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
         error_interval: Duration | None = None,
         metadata: Mapping[str, str] | None = None,
         env_prefix: str | None = None,
+        env_load: bool | None = None,
         **unknown: Never,
     ) -> None:
         given = {
@@ -142,9 +145,10 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
             "error_interval": error_interval,
         }
         if unknown:
-            refuse_keywords("LeaderElection", unknown, ["backend", *given, "metadata", "env_prefix"])
+            refuse_keywords("LeaderElection", unknown, ["backend", *given, "metadata", "env_prefix", "env_load"])
         check_name("LeaderElection", name)
-        config = build(LeaderElectionConfig, f"LeaderElection {name!r}", given, name=name, prefix=env_prefix)
+        named = None if env_load is False else name
+        config = build(LeaderElectionConfig, f"LeaderElection {name!r}", given, name=named, prefix=env_prefix)
         self._set_up(name, config, backend, metadata)
 
     @classmethod
@@ -153,7 +157,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
         name: str,
         config: LeaderElectionConfig,
         *,
-        backend: LeaderElectionBackend | None = None,
+        backend: ElectionBackendSource | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> Self:
         """An election with ready settings: no environment is read, and nothing is checked again.
@@ -170,7 +174,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
         self,
         name: str,
         config: LeaderElectionConfig,
-        backend: LeaderElectionBackend | None,
+        backend: ElectionBackendSource | None,
         metadata: Mapping[str, str] | None,
     ) -> None:
         self._name = name

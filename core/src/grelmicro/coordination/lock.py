@@ -11,7 +11,7 @@ from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
 from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
-from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.protocols import LockBackend, LockBackendSource
 from grelmicro.coordination.threads import call
 from grelmicro.coordination.wait import Wait
 from grelmicro.errors import CoordinationError, LockTimeoutError
@@ -40,7 +40,8 @@ class Lock(LeasePrimitive[LockConfig]):
 
     Args:
         name: what is locked: any text of 1 to 255 characters without control characters.
-        backend: where; None: that of the app which serves the code that uses the lock, found at each use.
+        backend: where: a backend, a `Coordination` or the name of one; None: that of the app which serves the code that
+            uses the lock, found at each use.
         worker: readable prefix of the holder; a random one by default.
         lease_duration: seconds after which it frees itself.
         retry_interval: seconds between two tries where the store cannot wake a waiter.
@@ -48,6 +49,7 @@ class Lock(LeasePrimitive[LockConfig]):
         auto_renew: renew it while it is held, and cancel the `async with` body when it is lost.
         max_hold: seconds after which it is not renewed any more.
         env_prefix: prefix of its environment variables, in place of `GREL_LOCK_{NAME}_`.
+        env_load: whether the environment is read; None: it is.
 
     Raises:
         SettingsValidationError: a setting or the name breaks a rule.
@@ -59,7 +61,7 @@ class Lock(LeasePrimitive[LockConfig]):
         self,
         name: str,
         *,
-        backend: LockBackend | None = None,
+        backend: LockBackendSource | None = None,
         worker: str | UUID | None = None,
         lease_duration: Duration | None = None,
         retry_interval: Duration | None = None,
@@ -67,6 +69,7 @@ class Lock(LeasePrimitive[LockConfig]):
         auto_renew: bool | None = None,
         max_hold: Duration | None = None,
         env_prefix: str | None = None,
+        env_load: bool | None = None,
         **unknown: Never,
     ) -> None:
         given = {
@@ -78,13 +81,14 @@ class Lock(LeasePrimitive[LockConfig]):
             "max_hold": max_hold,
         }
         if unknown:
-            refuse_keywords("Lock", unknown, ["backend", *given, "env_prefix"])
+            refuse_keywords("Lock", unknown, ["backend", *given, "env_prefix", "env_load"])
         check_name("Lock", name)
-        config = build(LockConfig, f"Lock {name!r}", given, name=name, prefix=env_prefix)
+        named = None if env_load is False else name
+        config = build(LockConfig, f"Lock {name!r}", given, name=named, prefix=env_prefix)
         super().__init__(name, config, backend)
 
     @classmethod
-    def from_config(cls, name: str, config: LockConfig, *, backend: LockBackend | None = None) -> Self:
+    def from_config(cls, name: str, config: LockConfig, *, backend: LockBackendSource | None = None) -> Self:
         """A lock with ready settings: no environment is read, and nothing is checked again.
 
         Raises:

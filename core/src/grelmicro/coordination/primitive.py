@@ -12,7 +12,7 @@ from grelmicro.config import Reconfigurable, Seconds, WorkerConfig, check_name
 from grelmicro.coordination.blocks import Blocks
 from grelmicro.coordination.handle import Holdings, LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, WorkerName, this_task, this_thread
-from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.protocols import LockBackend, LockBackendSource
 from grelmicro.coordination.resolve import BackendSource
 from grelmicro.coordination.threads import EnteredByThreads, call
 from grelmicro.errors import (
@@ -76,7 +76,7 @@ class LeasePrimitive(BoundToProcess, Reconfigurable[C], EnteredByThreads[ThreadL
     kind: ClassVar[str]
     """The prefix of its stored names."""
 
-    def __init__(self, name: str, config: C, backend: LockBackend | None) -> None:
+    def __init__(self, name: str, config: C, backend: LockBackendSource | None) -> None:
         title = f"{type(self).__name__} {name!r}"
         self._name = check_name(type(self).__name__, name)
         self._key = f"{self.kind}:{name}"

@@ -82,9 +82,25 @@ class LockBackend(LeaseBackend, Waitable, Protocol):
         """See `LeaseStore.renew_many`, also for what it raises."""
 
 
+class HasLockBackend(Protocol):
+    """What has a backend for locks, such as a `Coordination`."""
+
+    @property
+    def lock_backend(self) -> LockBackend:
+        """The backend."""
+
+
 @runtime_checkable
 class LeaderElectionBackend(LeaseBackend, Protocol):
     """What `LeaderElection` needs."""
+
+
+class HasElectionBackend(Protocol):
+    """What has a backend for elections, such as a `Coordination`."""
+
+    @property
+    def election_backend(self) -> LeaderElectionBackend:
+        """The backend."""
 
 
 @runtime_checkable
@@ -96,3 +112,10 @@ class ScheduleBackend(Backend, Protocol):
 
     async def last_fired(self, name: str) -> float | None:
         """The `due` of the last fire taken; None when there was none."""
+
+
+LockBackendSource = LockBackend | HasLockBackend | str
+"""What `backend=` of a lock takes: a backend, a `Coordination`, or the name of one."""
+
+ElectionBackendSource = LeaderElectionBackend | HasElectionBackend | str
+"""What `backend=` of an election takes: a backend, a `Coordination`, or the name of one."""

@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from grelmicro.context import App, active_app
 from grelmicro.coordination.protocols import Backend
@@ -23,18 +23,28 @@ class BackendSource(Generic[B]):
         title: the primitive, for error texts, such as `Lock 'cart'`.
         slot: the property of the app's Coordination that serves it, such as `lock_backend`.
         protocol: what a given backend must be.
-        given: the backend that the primitive was built with, if any.
+        asked: what the primitive was built with: a backend, a `Coordination` that has one, or the name of one; None:
+            the app's own.
     """
 
-    __slots__ = ("_app", "_found", "_slot", "_title", "given")
+    __slots__ = ("_app", "_found", "_slot", "_title", "asked", "given")
 
-    def __init__(self, title: str, slot: str, protocol: type, given: B | None) -> None:
-        if given is not None and not _fits(given, protocol):
+    def __init__(self, title: str, slot: str, protocol: type, asked: Any) -> None:
+        self.asked = asked
+        self.given: B | None = None
+        if isinstance(asked, str) and (not asked or "://" in asked):
             raise SettingsValidationError(
-                f"{title}: backend should be a {protocol.__name__}, not {type(given).__name__}: "
-                "of a provider, pass provider.lock() or provider.leaderelection()"
+                f"{title}: backend is text, but no name of a Coordination: give a URL to "
+                "Coordination.from_url(url, name=), and its name here"
             )
-        self.given = given
+        if asked is not None and not isinstance(asked, str):
+            given = asked if _fits(asked, protocol) else getattr(asked, slot, None)
+            if given is None:
+                raise SettingsValidationError(
+                    f"{title}: backend should be a {protocol.__name__}, a Coordination or the name of one, not "
+                    f"{type(asked).__name__}: of a provider, pass provider.lock() or provider.leaderelection()"
+                )
+            self.given = cast(B, given)
         self._title = title
         self._slot = slot
         self._app: weakref.ref[App] | None = None
@@ -52,8 +62,19 @@ class BackendSource(Generic[B]):
         before = self._app() if self._app is not None else None
         if self._found is None or before is not app:
             self._stay(before, app)
-            self._found = cast(B, getattr(app.component("coordination"), self._slot))
+            self._found = self.of(app)
         return self._found
+
+    def of(self, app: App) -> B:
+        """The backend to use in an app, whichever serves this code.
+
+        Raises:
+            OutOfContextError: it has none of that kind.
+        """
+        if self.given is not None:
+            return self.given
+        name = self.asked if isinstance(self.asked, str) else "default"
+        return cast(B, getattr(app.get("coordination", name), self._slot))
 
     def _stay(self, before: App | None, app: App) -> None:
         """Never move silently from one app's store to another's: who holds it there does not exclude anyone here."""

@@ -13,7 +13,7 @@ from grelmicro.config import Duration, Seconds, build, check_config, check_name
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
 from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
-from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.protocols import LockBackend, LockBackendSource
 from grelmicro.coordination.taskruns import TaskRun
 from grelmicro.coordination.threads import call
 from grelmicro.errors import LockLostError
@@ -53,13 +53,15 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
 
     Args:
         name: what is locked; `every(lock=TaskLock())` gives a nameless one its task's name.
-        backend: where; None: that of the app which serves the code that uses it, found at each use.
+        backend: where: a backend, a `Coordination` or the name of one; None: that of the app which serves the code that
+            uses it, found at each use.
         worker: readable prefix of the holder; a random one by default.
         min_hold_duration: seconds for which it stays held at least.
         lease_duration: seconds after which it frees itself.
         auto_renew: renew it while the work runs, and cancel the `async with` body when it is lost.
         max_hold: seconds after which it is not renewed any more.
         env_prefix: prefix of its environment variables, in place of `GREL_TASKLOCK_{NAME}_`.
+        env_load: whether the environment is read; None: it is.
 
     Raises:
         SettingsValidationError: a setting or the name breaks a rule.
@@ -69,6 +71,7 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
     _keywords: Mapping[str, object] | None = None
     """What it was built with; None: ready settings."""
     _env_prefix: str | None = None
+    _env_load: bool | None = None
     _task: str | None = None
     """The task that it is for."""
     _respects_holds = True
@@ -79,13 +82,14 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         self,
         name: str = "default",
         *,
-        backend: LockBackend | None = None,
+        backend: LockBackendSource | None = None,
         worker: str | UUID | None = None,
         min_hold_duration: Duration | None = None,
         lease_duration: Duration | None = None,
         auto_renew: bool | None = None,
         max_hold: Duration | None = None,
         env_prefix: str | None = None,
+        env_load: bool | None = None,
         **unknown: Never,
     ) -> None:
         given = {
@@ -96,15 +100,17 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
             "max_hold": max_hold,
         }
         if unknown:
-            refuse_keywords("TaskLock", unknown, ["backend", *given, "env_prefix"])
+            refuse_keywords("TaskLock", unknown, ["backend", *given, "env_prefix", "env_load"])
         check_name("TaskLock", name)
-        config = build(TaskLockConfig, f"TaskLock {name!r}", given, name=name, prefix=env_prefix)
+        named = None if env_load is False else name
+        config = build(TaskLockConfig, f"TaskLock {name!r}", given, name=named, prefix=env_prefix)
         super().__init__(name, config, backend)
         self._keywords = given
         self._env_prefix = env_prefix
+        self._env_load = env_load
 
     @classmethod
-    def from_config(cls, name: str, config: TaskLockConfig, *, backend: LockBackend | None = None) -> Self:
+    def from_config(cls, name: str, config: TaskLockConfig, *, backend: LockBackendSource | None = None) -> Self:
         """A task lock with ready settings: no environment is read, and nothing is checked again.
 
         Raises:
@@ -114,9 +120,9 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         LeasePrimitive.__init__(lock, name, check_config(config, TaskLockConfig), backend)
         return lock
 
-    async def reconfigure(self, config: TaskLockConfig) -> None:
+    async def reconfigure(self, new_config: TaskLockConfig) -> None:
         """See `Reconfigurable.reconfigure`."""
-        await super().reconfigure(config)
+        await super().reconfigure(new_config)
         self._keywords = None  # what it was built with is replaced as a whole
 
     def for_task(self, task: str, interval: float) -> Self:
@@ -133,11 +139,12 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         if name == "default":
             name = task
             if self._keywords is not None:
-                config = build(TaskLockConfig, title, self._keywords, name=task, prefix=self._env_prefix)
+                named = None if self._env_load is False else task
+                config = build(TaskLockConfig, title, self._keywords, name=named, prefix=self._env_prefix)
         given = {field: getattr(config, field) for field in config.model_fields_set}
         hold = given.setdefault("min_hold_duration", interval)
         given.setdefault("lease_duration", max(config.lease_duration, hold))
-        lock = self.from_config(name, build(TaskLockConfig, title, given), backend=self.given_backend)
+        lock = self.from_config(name, build(TaskLockConfig, title, given), backend=self._source.asked)
         lock._task = task
         return lock
 
@@ -156,7 +163,7 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
 
     def past_hold(self) -> Self:
         """The same lock, refused by work that goes on, and not by the minimum hold of work that has ended."""
-        lock = self.from_config(self._name, self._config, backend=self.given_backend)
+        lock = self.from_config(self._name, self._config, backend=self._source.asked)
         lock._task, lock._respects_holds = self._task, False
         return lock
 

@@ -106,10 +106,9 @@ class HeldElsewhere:
     def _lock(self) -> Lock:
         """Another worker is another instance: nothing of the app's own locks is shared with it."""
         check_entered(self._micro, "held_elsewhere()")
-        backend = self._micro.coordination.lock_backend
         if isinstance(self._what, str):
-            return Lock.from_config(self._what, self._config, backend=backend)
-        backend = self._what.given_backend or backend
+            return Lock.from_config(self._what, self._config, backend=self._micro.coordination)
+        backend = self._what._source.of(self._micro)
         if isinstance(self._what, TaskLock):
             return OthersTaskLock.from_config(self._what.name, self._config, backend=backend)
         return Lock.from_config(self._what.name, self._config, backend=backend)
