@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from grelmicro import lifecycle
 from grelmicro.coordination.hold import Hold
 from grelmicro.coordination.identity import NOBODY, Owner
-from grelmicro.coordination.losses import TAKEN, why_lost
+from grelmicro.coordination.losses import CLOSED, TAKEN, why_lost
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.coordination.threads import call
 from grelmicro.errors import (
@@ -52,6 +52,12 @@ class LockHandle(Hold):
     def guard_block(self) -> None:
         """A block began whose end gives it back."""
         self._guards_block = True
+
+    @property
+    def outlasts_its_owner(self) -> bool:
+        """Whether it is held until its owner ends a block, however long that waits: a loss would cancel the wait."""
+        endless = self.max_hold is None or self.interruption is not None
+        return self._guards_block and self.renewed_automatically and endless
 
     def check_for_block(self) -> None:
         """See that a block can begin under it, and that no other one is open, whose end would give it back.
@@ -203,10 +209,10 @@ class LockHandle(Hold):
         """See `Renewable.close`. A lease is never given back while work that it guards may go on."""
         if self._guards_block and not self.owner.done():
             if self.renewed_automatically:
-                self.lose("its backend was closed")
+                self.lose(CLOSED)
         elif self.valid:
             self._backend.settle(self.lease)
-            self.lose("its backend was closed, and gave it back")
+            self.lose(f"{CLOSED}, and gave it back")
 
     async def leave(self, error: BaseException | None, end: Callable[["LockHandle"], Awaitable[None]]) -> None:
         """End a block under this lease with `end`. What its body raised, `error`, stays the one that is raised."""

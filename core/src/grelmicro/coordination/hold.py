@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from grelmicro import lifecycle
 from grelmicro.clock import DRIFT, Signal
 from grelmicro.coordination.interruption import Interruption
-from grelmicro.coordination.losses import BROKEN
+from grelmicro.coordination.losses import BROKEN, CLOSED
 from grelmicro.coordination.protocols import LockBackend
 from grelmicro.errors import LockLostError, LockNotOwnedError
 from grelmicro.events import emit
@@ -163,6 +163,8 @@ class Hold:
             return "acquire it in the process that needs it"
         if self._reason.startswith(BROKEN):
             return "find out what made it necessary before you acquire it again"
+        if self._reason.startswith(CLOSED):
+            return "keep the app open until it has ended"
         if self.reached_max_hold():
             return "make it shorter or use a longer max_hold"
         if self.renewed_automatically:

@@ -1,5 +1,6 @@
 """`Lock`: one holder at a time over all workers."""
 
+import logging
 from asyncio import Task, current_task, get_running_loop
 from collections.abc import Coroutine
 from typing import Any, Never, Self
@@ -14,12 +15,14 @@ from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, Thread
 from grelmicro.coordination.protocols import LockBackend, LockBackendSource
 from grelmicro.coordination.threads import call
 from grelmicro.coordination.wait import Wait
-from grelmicro.errors import CoordinationError, LockTimeoutError
+from grelmicro.errors import CoordinationError, LockReentrantError, LockTimeoutError
 from grelmicro.events import emit, listeners
 from grelmicro.keywords import refuse_keywords
 from grelmicro.leases import Lease, Waiter
 from grelmicro.leases.identity import mint
 from grelmicro.lifecycle import running_loop
+
+logger = logging.getLogger("grelmicro.coordination")
 
 
 class LockConfig(LeaseConfig):
@@ -209,7 +212,7 @@ class Lock(LeasePrimitive[LockConfig]):
         if timeout == 0:
             return await self._ask_once(backend, owner, self._token(backend, context), LockTimeoutError)
         started_at = backend.clock.now()
-        wait = _LockWait(self, backend, owner, context)
+        wait = _LockWait(self, backend, owner, context, forever=timeout is None)
         try:
             handle = await wait.run(timeout)
         except CoordinationError as error:
@@ -230,8 +233,9 @@ class Lock(LeasePrimitive[LockConfig]):
 class _LockWait(Wait[LockHandle]):
     """A task's or thread's wait for a lock."""
 
-    def __init__(self, lock: Lock, backend: LockBackend, owner: Owner, context: str) -> None:
+    def __init__(self, lock: Lock, backend: LockBackend, owner: Owner, context: str, *, forever: bool) -> None:
         super().__init__(backend, lock._key, lock._config)
+        self._forever = forever
         self._lock = lock
         self._locks = backend
         self._owner = owner
@@ -261,6 +265,27 @@ class _LockWait(Wait[LockHandle]):
     def undo(self, grant: LockHandle) -> None:
         """See `Wait.undo`."""
         grant.give_back()
+
+    def check(self) -> None:
+        """See `Wait.check`. What waits may hold the lock itself, through another `Lock` object.
+
+        Raises:
+            LockReentrantError: it does, without a timeout, and keeps it for as long as it waits.
+        """
+        held = self._locks.renewer.find(self._key, self._owner)
+        if held is None:
+            return
+        if self._forever and held.outlasts_its_owner:
+            raise LockReentrantError(
+                f"{self.title} is held by this task or thread already, through another Lock object, and waiting for it "
+                "would never end: use the handle that it has, or release it first",
+                name=self.name,
+            )
+        logger.warning(
+            "%s is waited for by the task or thread that holds it, through another Lock object: it is not released "
+            "meanwhile",
+            self.title,
+        )
 
 
 class ThreadLock(ThreadPrimitive[Lock]):

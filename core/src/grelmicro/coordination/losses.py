@@ -12,6 +12,9 @@ TAKEN = "it expired or was taken over"
 BROKEN = "it was broken by "
 """How the reason begins when an operator took it away; the operator's worker name follows."""
 
+CLOSED = "its backend was closed"
+"""How the reason begins when the app that served it closed."""
+
 REASON_LIMIT = 1.0
 """Seconds for which the reason is looked for: whoever lost the lease waits for it."""
 

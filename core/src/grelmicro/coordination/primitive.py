@@ -142,7 +142,7 @@ class LeasePrimitive(BoundToProcess, Reconfigurable[C], EnteredByThreads[ThreadL
         if (held := self._held.get(owner)) is not None and held.valid:
             raise LockReentrantError(
                 f"{type(self).__name__} '{self._name}' is held by this task or thread already: release it first, "
-                "or use a separate instance for an independent claim",
+                "or use the handle that it has",
                 name=self._name,
             )
 

@@ -55,6 +55,14 @@ class Renewable(Protocol):
     def abandon(self) -> None:
         """It is no longer held, and its event loop is gone."""
 
+    @property
+    def expires_in(self) -> float:
+        """Seconds for which it is surely held."""
+
+    @property
+    def outlasts_its_owner(self) -> bool:
+        """Whether it is held until its owner ends a block, however long that waits."""
+
     def close(self) -> None:
         """Its backend closes: it is no longer held. Without a block that goes on under it, it is given back."""
 
@@ -116,6 +124,13 @@ class Renewer:
         """Do not renew `held`, but know of it for as long as somebody refers to it."""
         self._unrenewed.add(weakref.ref(held, self._unrenewed.discard))
 
+    def find(self, name: str, owner: Owner) -> Renewable | None:
+        """What `owner` holds of `name`."""
+        for held in self._known():
+            if held.owner is owner and held.lease.name == name and held.expires_in > 0:
+                return held
+        return None
+
     def discard(self, held: Renewable) -> None:
         """Stop renewing `held`."""
         self._held.pop(id(held), None)
@@ -131,7 +146,7 @@ class Renewer:
 
     async def close(self) -> None:
         """Stop; see `Renewable.close` for what is still held."""
-        for held in [*self._alive(), *(held for ref in list(self._unrenewed) if (held := ref()) is not None)]:
+        for held in self._known():
             self.discard(held)
             held.close()
         if self._timer is not None:
@@ -152,6 +167,10 @@ class Renewer:
 
     def _alive(self) -> list[Renewable]:
         return [held for ref in list(self._held.values()) if (held := ref()) is not None]
+
+    def _known(self) -> list[Renewable]:
+        """Those that are renewed, and those that are not."""
+        return [*self._alive(), *(held for ref in list(self._unrenewed) if (held := ref()) is not None)]
 
     def _look_no_later_than(self, when: float) -> None:
         if when >= self._look_at:

@@ -105,6 +105,10 @@ class Wait(ABC, Generic[T]):
     def undo(self, grant: T) -> None:
         """Give back a grant that can no longer be delivered."""
 
+    @abstractmethod
+    def check(self) -> None:
+        """See that waiting can end. It is called once, when the lease was not there at once."""
+
     async def run(self, timeout: float | None) -> T:
         """Wait until the store grants it.
 
@@ -137,7 +141,9 @@ class Wait(ABC, Generic[T]):
                 queues.turns.granted(lease)
                 line.was_granted(at_once)
                 return at_once
+            self.check()
         else:
+            self.check()
             await place
         return await self._ask_until_granted(queues, line)
 
