@@ -300,11 +300,14 @@ def test_the_environment_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
         Grelmicro()
 
 
-async def test_a_store_of_one_process_warns_in_production(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("environment", ["staging", "production"])
+async def test_a_store_of_one_process_warns_where_it_is_deployed(
+    caplog: pytest.LogCaptureFixture, environment: str
+) -> None:
     caplog.set_level(logging.WARNING)
-    async with Grelmicro(uses=[Coordination(MemoryProvider())], environment="production"):
+    async with Grelmicro(uses=[Coordination(MemoryProvider())], environment=environment):
         pass
-    assert "coordinates within this process only, but this is production" in caplog.text
+    assert f"coordinates within this process only, but this is {environment}" in caplog.text
 
 
 async def test_a_store_of_one_process_warns_under_several_workers(

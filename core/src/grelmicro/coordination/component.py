@@ -51,6 +51,9 @@ PROVIDERS: Mapping[str, str] = {
 SEPARATED_BY: Mapping[str, str] = {"kubernetes": "prefix"}
 """What separates applications in a scheme where `namespace` is something else."""
 
+DEPLOYED = ("staging", "production")
+"""Environments in which a store of one process is a likely mistake."""
+
 SLOTS = ("lock", "election", "schedule")
 
 SCOPES: tuple[Scope, ...] = ("process", "host", "cluster")
@@ -330,14 +333,15 @@ class Coordination(Resource):
         """A store of one process coordinates nobody where several processes run."""
         app = bound.get()
         several = _several_workers()
-        if (app is not None and app.environment == "production") or several:
+        environment = "" if app is None else app.environment
+        if environment in DEPLOYED or several:
             alone = {_title(backend) for backend in self.backends if backend.scope == "process"}
             for title in sorted(alone):
                 logger.warning(
                     "%s coordinates within this process only, but %s: workers will not exclude each other; "
                     "use Coordination.from_url('sqlite:///locks.db') on one host",
                     title,
-                    "several worker processes run" if several else "this is production",
+                    "several worker processes run" if several else f"this is {environment}",
                 )
 
 
