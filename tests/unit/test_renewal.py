@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import threading
 from contextvars import ContextVar
 
@@ -336,3 +337,19 @@ async def test_what_was_lost_is_not_renewed(world: World, clock: MovableClock) -
         assert handle.lost
         await pass_by(clock, client, 9.5)
         assert store.calls["renew_many"] == 0
+
+
+async def test_a_hold_of_many_leases_is_told_once(
+    world: World, clock: MovableClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world.client() as client:
+        for _ in range(2):
+            async with Lock("cart", backend=client, worker="web-1", lease_duration=9, auto_renew=True):
+                await pass_by(clock, client, 44)
+                assert "is held by worker" not in caplog.text
+                await pass_by(clock, client, 50)
+            (told,) = [record for record in caplog.records if "is held by worker" in record.getMessage()]
+            assert told.levelno == logging.WARNING
+            assert told.getMessage().startswith("lock:cart is held by worker 'web-1' for ")
+            assert "more than 5 times its lease" in told.getMessage()
+            caplog.clear()

@@ -15,6 +15,9 @@ from grelmicro.leases import Lease
 
 logger = logging.getLogger("grelmicro.coordination")
 
+LONG_HOLD_LEASES = 5
+"""How many times its duration a lease is held before a warning."""
+
 
 class Hold:
     """A lease and its local deadline. It keeps the backend that granted it, whose renewer may keep it alive."""
@@ -30,6 +33,8 @@ class Hold:
     _release_sent: bool | None = None
     """None before a release was begun; then whether it was still held at that moment."""
     _signal: Signal | None = None
+    _warned = False
+    """Whether it was told that it is held for long."""
 
     def __init__(self, name: str, lease: Lease, backend: LockBackend, sent_at: float, duration: float) -> None:
         self._name = name
@@ -130,6 +135,19 @@ class Hold:
         self.deadline = sent_at + ttl * (1 - DRIFT)
         self.renew_at = sent_at + self.duration / 3
         emit("renewed", lease.name)
+        if not self._warned and sent_at - self._acquired_at > LONG_HOLD_LEASES * self.duration:
+            self._warned = True
+            self._warn_of_long_hold(sent_at)
+
+    def _warn_of_long_hold(self, now: float) -> None:
+        logger.warning(
+            "%s is held by worker '%s' for %.1f s now, more than %d times its lease: "
+            "find out whether the work that it guards hangs, or bound it with max_hold",
+            self.lease.name,
+            self.lease.worker,
+            now - self._acquired_at,
+            LONG_HOLD_LEASES,
+        )
 
     def postpone(self, now: float) -> None:
         """A renewal failed or is under way: the next try comes soon."""
