@@ -1,7 +1,7 @@
 """A loop of this package outlives that something it awaits is cancelled elsewhere: it was not cancelled itself."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
@@ -42,14 +42,14 @@ async def cancel_me() -> None:
 @pytest.mark.parametrize("earlier", [0, 2], ids=["the first one", "after some that were swallowed"])
 @pytest.mark.parametrize(("work", "error"), [(cancel_me, TROUBLE[0]), (cancelled_elsewhere, TROUBLE[1])])
 async def test_only_its_own_cancellation_cancels_a_task(
-    work: Callable[[], object], error: type[BaseException], earlier: int
+    work: Callable[[], Awaitable[object]], error: type[BaseException], earlier: int
 ) -> None:
     async def run() -> None:
         for _ in range(earlier):
             with pytest.raises(asyncio.CancelledError):
                 await cancel_me()
         with distinguish_cancellation():
-            await work()  # type: ignore[misc]
+            await work()
 
     task = asyncio.create_task(run())
     await asyncio.wait({task})

@@ -228,6 +228,27 @@ async def test_the_last_run_on_a_leader_is_read_by_every_worker(world: World, cl
         assert later.started_at > run.started_at
 
 
+async def test_a_quick_task_of_the_leader_is_stored_now_and_then(world: World, clock: MovableClock) -> None:
+    """And at once when it ends otherwise than before."""
+    async with Crew(world, clock) as crew:
+        hand = await crew.hand(0.1, leader=True)
+        await eventually(lambda: hand.leader is not None and hand.leader.is_leader(), "it leads")
+        await crew.let_pass(1.0, step=0.1)
+        asked = hand.store.calls["acquire"]
+        await crew.let_pass(10.0, step=0.1)
+        assert len(hand.runs) > 100
+        assert hand.store.calls["acquire"] - asked <= 11
+
+        async def fail() -> None:
+            raise LookupError
+
+        hand.work = fail
+        await crew.let_pass(0.3, step=0.1)
+        run = await hand.task.last_run()
+        assert run is not None
+        assert run.outcome is FireOutcome.ERROR
+
+
 async def test_without_a_lock_or_leader_the_last_run_is_that_of_this_worker(world: World, clock: MovableClock) -> None:
     async with Crew(world, clock) as crew:
         hand = await crew.hand(5.0)

@@ -30,6 +30,9 @@ ERROR_INTERVAL = 30.0
 NOTE_LIMIT = 5.0
 """Seconds after which the note of a run under a leader is given up."""
 
+NOTE_PAUSE_S = 1.0
+"""Seconds between two notes of runs under a leader that ended alike: a quick task does not write each time."""
+
 NOTE_LEASE = 0.001
 """Seconds for which the record of a run is held: no longer than it takes to write it."""
 
@@ -59,6 +62,8 @@ class Job:
         """Whether the function runs, not what comes before and after it."""
         self._running = False
         self._ended: TaskRun | None = None  # the last run on this worker
+        self._noted: FireOutcome | None = None  # the outcome of the run that was stored last, under a leader
+        self._noted_at = 0.0
         self._outage = Outage(f"task {name}", logger)
 
     async def run(self, late: float = 0.0, *, lock: TaskLock | None = None) -> FireOutcome:
@@ -200,12 +205,14 @@ class Job:
 
     async def _store(self, leader: LeaderElection) -> None:
         """Store the note of a run without a lock, in one request; when that fails, the next run is noted."""
-        if self._ended is None:
+        run, now = self._ended, self.clock.now()
+        if run is None or (run.outcome == self._noted and now - self._noted_at < NOTE_PAUSE_S):
             return
+        self._noted, self._noted_at = run.outcome, now
         try:
             with distinguish_cancellation():
                 async with TimeLimit(self.clock, NOTE_LIMIT):
-                    await leader.backend.acquire(self._record, f"run:{mint()}", NOTE_LEASE, data=self._ended.beside({}))
+                    await leader.backend.acquire(self._record, f"run:{mint()}", NOTE_LEASE, data=run.beside({}))
         except Exception as error:
             logger.debug("the last run of task %s was not stored: %s", self.name, error)
 
