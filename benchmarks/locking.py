@@ -87,7 +87,7 @@ def _handover_rows(store: str, scale: Scale, crew: Crew) -> Iterator[Row]:
 
 
 def _other_process_rows(store: str, scale: Scale, crew: Crew, others: Crew, floor_pair: float) -> Iterator[Row]:
-    """Beside the floor's pair, which is what a hand-over takes where nothing has to be told to anybody."""
+    """Beside the floor's pair: the statements of a hand-over, without a hint."""
     answers: dict[str, list[list[float]]] = {name: [] for name in others.workers}
     for number in range(scale.rounds):
         for name in in_turn(list(answers), number):

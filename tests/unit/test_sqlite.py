@@ -590,6 +590,16 @@ async def test_a_grant_ends_the_waiting_of_its_process(store: SQLiteStore, other
     assert third.waited
 
 
+async def test_a_lease_that_is_passed_on_ends_the_waiting_of_its_process(
+    store: SQLiteStore, other: SQLiteStore
+) -> None:
+    lease = await store.acquire("lock:a", "a", 60.0)
+    await store.acquire("lock:a", "b", 60.0, waiting=True)
+    assert (await other.acquire("lock:a", "c", 60.0)).waited
+    assert await store.pass_on(lease, "b", 60.0) is not None
+    assert not (await other.acquire("lock:a", "c", 60.0)).waited
+
+
 async def test_there_is_one_watcher_and_only_while_there_is_a_waiter(store: SQLiteStore, clock: MovableClock) -> None:
     await store.acquire("lock:a", "a", 60.0)
     await store.read("lock:a")

@@ -214,6 +214,23 @@ async def test_a_commit_that_is_seen_after_its_report_is_not_missed(
 
 
 @reported
+async def test_a_waiter_that_has_just_come_asks_by_itself(
+    store: SQLiteStore, other: SQLiteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "ASK_GRACE_S", 0.5)
+    await other.acquire("lock:a", "a", 600.0)  # which no process is marked as waiting for
+    begun = asyncio.get_running_loop().time()
+    async with store.watch("lock:a") as waiter:
+        waiting = asyncio.create_task(waiter.wait(3 * PATIENCE))
+        await until(lambda: is_settled(store) or waiting.done())
+        while not waiting.done() and asyncio.get_running_loop().time() < begun + PATIENCE:
+            os.utime(f"{path}-wal")
+            await asyncio.sleep(0.02)
+        assert await waiting
+    assert asyncio.get_running_loop().time() > begun + 0.5
+
+
+@reported
 async def test_reports_are_tested_now_and_then(
     store: SQLiteStore, other: SQLiteStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -191,7 +191,7 @@ class Table:
         record = None if row is None else self._lease(row, now)
         if record is None or not owns(record, lease, now):
             return None
-        lease = granted(vacated(record, None, now), record.name, holder, ttl, None, now, wall, record.fence + 1)
+        lease = granted(vacated(record, None, now), record.name, holder, ttl, None, now, wall, 0)
         return self._write(connection, lease, row, granted=True)
 
     def read(self, connection: sqlite3.Connection, name: str) -> Lease | None:

@@ -31,7 +31,7 @@ TEST_INTERVAL_S = 30.0
 READ_PAUSE_S = 0.000_05
 """Seconds between two looks, for each name: one takes half as long, so that looking never takes a whole processor."""
 
-ASK_GRACE_S = 0.01
+ASK_GRACE_S = 0.005
 """Seconds within which a waiter that has just subscribed asks the store, and so is marked as waiting."""
 
 MUTE_S = 0.001
