@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from grelmicro.backends.redis import RedisStore
+from tests.contract.passing import PassingContract
 from tests.contract.raising import RaisingContract
 from tests.servers.redis import RedisServer
 
 
-class TestRedis(RaisingContract):
+class TestRedis(PassingContract, RaisingContract):
     """The second store has connections of its own, as another process has."""
 
     @pytest.fixture

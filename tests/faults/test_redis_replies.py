@@ -38,7 +38,10 @@ async def mine(proxy: Proxy, namespace: str) -> AsyncIterator[LockAdapter]:
         # From now on the server knows the scripts: a request that is lost or late is one that does something.
         lease = await backend.acquire("lock:warm", "h", LEASE)
         await backend.renew(lease, LEASE)
-        await backend.release(lease)
+        assert isinstance(backend.store, RedisStore)
+        passed = await backend.store.pass_on(lease, "i", LEASE)
+        assert passed is not None
+        await backend.release(passed)
         yield backend
 
 
@@ -101,6 +104,46 @@ async def test_what_an_unheard_grant_took_is_free_for_others_soon(
     with pytest.raises(OutcomeUnknownError):
         await lock_on(mine).acquire(timeout=5)
     await taken(lock_on(theirs))
+
+
+@pytest.mark.parametrize("then", ["reset", "silent"])
+async def test_a_lease_whose_passing_on_was_not_answered_goes_to_the_waiter_all_the_same(
+    mine: LockAdapter, theirs: LockAdapter, proxy: Proxy, then: str
+) -> None:
+    held = await lock_on(mine).acquire()
+    waiting = asyncio.create_task(lock_on(mine).acquire())
+    await eventually(lambda: offered(mine), "it offers to take it")
+    proxy.drop_reply(held.token.encode(), "reset" if then == "reset" else "silent")
+    with pytest.raises(OutcomeUnknownError, match="releasing 'lock:cart'"):
+        await held.release()
+    async with asyncio.timeout(LEASE / 10):
+        handle = await waiting
+        assert handle.fencing_token in (held.fencing_token + 1, held.fencing_token + 2)
+        await handle.release()
+        await taken(lock_on(theirs))
+
+
+def offered(backend: LockAdapter) -> bool:
+    """Whether the first who waits in this process offers to take what is given back."""
+    line = backend.queues.lines.get("lock:cart")
+    return line is not None and line.offer is not None
+
+
+async def test_a_lease_that_is_passed_on_too_late_goes_to_nobody(
+    mine: LockAdapter, theirs: LockAdapter, proxy: Proxy
+) -> None:
+    held = await mine.acquire("lock:cart", "first-holder", LEASE)
+    late = proxy.hold_request(b"late-holder")
+    assert isinstance(mine.store, RedisStore)
+    with pytest.raises(OutcomeUnknownError):
+        await mine.store.pass_on(held, "late-holder", LEASE)
+    late.release()
+    await late.answered()
+    record = await theirs.read("lock:cart")
+    assert record is not None
+    assert record.holder == "first-holder"
+    assert await mine.store.release(Lease("lock:cart", "late-holder", 0)) is False
+    assert await mine.release(held)
 
 
 @pytest.mark.parametrize("then", ["reset", "silent"])

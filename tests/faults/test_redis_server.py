@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 
 from grelmicro.backends.redis import RedisStore
 from grelmicro.errors import BackendUnavailableError, CoordinationBackendError
+from grelmicro.leases import Lease
 from tests.servers import found
 from tests.servers.fixtures import StartRedis, each
 from tests.servers.found import Binary
@@ -74,6 +75,9 @@ async def test_a_full_server_grants_nothing_and_still_renews_and_releases(
         assert await store.renew(held, 300.0) is not None
         assert await store.renew(second, 300.0, data={"k": "2" * 500}) is not None
         assert len(await store.renew_many([(held, 300.0), (second, 300.0)])) == 2
+        passed = await store.pass_on(held, "a longer name than the one before", 300.0)
+        assert passed is not None
+        held = await passed_back(store, passed)
         # Whoever waits is heard as ever.
         async with other.watch("lock:held") as waiter:
             assert (await other.acquire("lock:held", "b", 300.0, waiting=True)).holder == HOLDER
@@ -83,6 +87,13 @@ async def test_a_full_server_grants_nothing_and_still_renews_and_releases(
         await client.config_set("maxmemory", 0)
         again = await store.acquire("lock:second", HOLDER, 300.0)
         assert (again.fence, dict(again.data)) == (second.fence + 1, {"k": "3" * 500})
+
+
+async def passed_back(store: RedisStore, lease: Lease) -> Lease:
+    """Pass a lease on to the first holder."""
+    back = await store.pass_on(lease, HOLDER, 300.0)
+    assert back is not None
+    return back
 
 
 async def test_an_evicted_lease_is_reported_lost(

@@ -72,6 +72,30 @@ if marked and waiter ~= me then redis.pcall('PUBLISH', key, '') end
 
 # The incarnation is what changes whenever the server may have lost writes: it is started, or another one is promoted.
 # Where it is not told, every fence comes from the clock.
+GRANT = """
+local function begin_term(new_owner)
+  local info = redis.pcall('INFO', 'replication')
+  local incarnation = type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or ''
+  if not fence then
+    fence = now
+  else
+    if owner ~= new_owner then transitions = transitions + 1 end
+    fence = fence + 1
+    if (incarnation == '' or incarnation ~= record[7]) and fence < now then fence = now end
+  end
+  acquired_at = now
+  record[7] = incarnation
+end
+
+local function grant(new_owner, ttl)
+  owner, renewed_at, expires_at = new_owner, now, now + ttl
+  if waiter == me then waiter, marked = '', false end
+  return write('HSET', key, 'holder', owner, 'fence', text(fence), 'transitions', text(transitions),
+    'acquired_at', text(acquired_at), 'renewed_at', text(renewed_at), 'expires_at', text(expires_at),
+    'incarnation', record[7] or '', 'data', data, 'waiter', waiter, 'waited_at', text(waited_at))
+end
+"""
+
 ACQUIRE = (
     """
 local ttl, waiting, new_data = tonumber(ARGV[3]), ARGV[5], ARGV[6]
@@ -98,26 +122,9 @@ if live and owner ~= holder then
   return answer(0)
 end
 
-if not live then
-  local info = redis.pcall('INFO', 'replication')
-  local incarnation = type(info) == 'string' and string.match(info, 'master_replid:(%x+)') or ''
-  if not fence then
-    fence = now
-  else
-    if owner ~= holder then transitions = transitions + 1 end
-    fence = fence + 1
-    if (incarnation == '' or incarnation ~= record[7]) and fence < now then fence = now end
-  end
-  acquired_at = now
-  record[7] = incarnation
-end
-owner, renewed_at, expires_at, data = holder, now, now + ttl, new_data or data
-if waiter == me then waiter, marked = '', false end
-if not write('HSET', key, 'holder', owner, 'fence', text(fence), 'transitions', text(transitions),
-    'acquired_at', text(acquired_at), 'renewed_at', text(renewed_at), 'expires_at', text(expires_at),
-    'incarnation', record[7] or '', 'data', data, 'waiter', waiter, 'waited_at', text(waited_at)) then
-  return refusal
-end
+if not live then begin_term(holder) end
+data = new_data or data
+if not grant(holder, ttl) then return refusal end
 if not live then redis.pcall('PERSIST', key) end
 return answer(1)
 """.replace("LATE", str(LATE))
@@ -172,7 +179,7 @@ def pack(*arguments: Argument) -> bytes:
 
 _READ_OWNED = READ_RECORD.replace("\nif record.err then return record end\n", IF_OWNED)
 
-acquire = Script(READ_RECORD, ACQUIRE)
+acquire = Script(READ_RECORD, GRANT, ACQUIRE)
 """Arguments: holder, me, ttl, latest time, `1` for a waiter, and the new data if there is some."""
 
 renew = Script(_READ_OWNED, OWNED, RENEW, "if shortened == 1 then", WAKE, "end\nreturn answer(shortened)\n")
@@ -187,6 +194,18 @@ release = Script(
     f"return {DONE}\n",
 )
 """Arguments: holder, me, fence, milliseconds to keep the record (0: for good), and the new data if there is some."""
+
+# PERSIST as for a renewal. Nobody is told: the lease is free for no moment.
+pass_on = Script(
+    _READ_OWNED,
+    f"if now > tonumber(ARGV[6]) then return {{{LATE}, now}} end",
+    OWNED,
+    GRANT,
+    "begin_term(ARGV[4])\n",
+    "if not (write('PERSIST', key) and grant(ARGV[4], tonumber(ARGV[5]))) then return refusal end\n",
+    "return answer(1)\n",
+)
+"""Arguments: holder, me, fence, the next holder, its ttl, and the latest time."""
 
 raise_fence = Script(
     _READ_OWNED,

@@ -155,6 +155,10 @@ class RedisStore(LeaseStore):
         finally:
             opened.releases.end(lease.name, release)
 
+    async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
+        """See `PassingLeases.pass_on`."""
+        return await self._get_open().table.pass_on(lease, holder, max(ttl, self.resolution))
+
     async def raise_fence(self, lease: Lease, least: int) -> Lease | None:
         """See `RaisingLeases.raise_fence`."""
         return await self._get_open().table.raise_fence(lease, least)

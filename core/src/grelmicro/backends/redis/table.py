@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
@@ -89,15 +89,35 @@ class Table:
 
     async def acquire(self, name: str, holder: str, ttl: float, data: Mapping[str, str] | None, waiting: bool) -> Lease:
         """See `LeaseStore.acquire`. The server does not grant it after the time by which the answer is waited for."""
-        what = f"acquiring {name!r}"
-        micros = _micros(ttl)
+        micros, encoded = _micros(ttl), _encoded(data)
+
+        def arguments(latest: int) -> Arguments:
+            return (holder, self._me, micros, latest, b"1" if waiting else b"", *encoded)
+
+        lease = await self._grant(scripts.acquire, name, holder, f"acquiring {name!r}", arguments)
+        assert lease is not None
+        return lease
+
+    async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
+        """See `PassingLeases.pass_on`. The server does not do it after the time by which the answer is waited for."""
+
+        def arguments(latest: int) -> Arguments:
+            return (lease.holder, self._me, lease.fence, holder, _micros(ttl), latest)
+
+        return await self._grant(scripts.pass_on, lease.name, holder, f"releasing {lease.name!r}", arguments)
+
+    async def _grant(
+        self, script: Script, name: str, holder: str, what: str, arguments: Callable[[int], Arguments]
+    ) -> Lease | None:
+        """Run a script that grants a lease to `holder`, but not after the time in its arguments; None if it is lost."""
         for _ in range(2):
             now = self._clock.now()
             latest = round((now + self._ahead + self._limit) * 1e6)
-            arguments: Arguments = (holder, self._me, micros, latest, b"1" if waiting else b"", *_encoded(data))
             answer = await self._run(
-                scripts.acquire, name, arguments, what, unanswered=partial(self._may_arrive, holder, latest)
+                script, name, arguments(latest), what, unanswered=partial(self._may_arrive, holder, latest)
             )
+            if answer is None:
+                return None
             if answer[0] != scripts.LATE:
                 lease = _lease(name, answer)
                 self.learn_time(lease.now, now)
