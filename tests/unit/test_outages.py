@@ -143,6 +143,17 @@ async def test_all_users_of_a_store_tell_it_once(
     assert [kind for kind, _, _ in events] == ["outage", "recovered"] * 2
 
 
+async def test_a_store_that_is_closed_or_left_by_a_fork_has_no_outage(clock: MovableClock) -> None:
+    store = MemoryStore(clock=clock)
+    backend = Provider(store).lock()
+    async with backend:
+        store.outage.note(DOWN, 0.0)
+    assert not store.outage.is_on
+    store.outage.note(DOWN, 0.0)
+    backend.abandon()
+    assert not store.outage.is_on
+
+
 async def test_hints_tell_an_outage_of_the_store_as_such(clock: MovableClock, caplog: pytest.LogCaptureFixture) -> None:
     feed, store = Switchboard(), Outage("the store", logger)
     feed.down = True

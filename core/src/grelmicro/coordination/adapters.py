@@ -96,6 +96,7 @@ class LeaseAdapter(Resource):
 
     def abandon(self) -> None:
         """Forget the undos of a loop that is gone; leases end by themselves."""
+        self.store.outage.forget()
         self._background.clear()
         self._void.clear()
 
