@@ -15,7 +15,7 @@ from grelmicro import Grelmicro
 from grelmicro.coordination import Coordination, LeaderElection, LeaderRecord, Lock, TaskLock
 from grelmicro.errors import SettingsValidationError
 from grelmicro.leases import Lease
-from grelmicro.leases.identity import mint, process_id, process_of, public_name, worker_of
+from grelmicro.leases.identity import describe_process, mint, process_id, process_of, public_name, worker_of
 from grelmicro.task import Tasks
 from tests.helpers.scripts import script
 
@@ -58,6 +58,21 @@ def test_what_is_minted_begins_with_the_process_and_has_64_secret_bits() -> None
     assert first[:16] == process_id()
     assert first[:32] == second[:32]
     assert first[16:32] != first[:16]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["/usr/bin/gunicorn", "app:app"], "gunicorn"),
+        (["/lib/uvicorn/__main__.py"], "uvicorn"),
+        (["-c"], "python"),
+        ([""], "python"),
+        ([], "python"),
+    ],
+)
+def test_a_process_tells_its_program(monkeypatch: pytest.MonkeyPatch, command: list[str], name: str) -> None:
+    monkeypatch.setattr("sys.argv", command)
+    assert describe_process()["application"] == name
 
 
 async def test_the_name_of_the_app_begins_the_holders_that_have_none() -> None:

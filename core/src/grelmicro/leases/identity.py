@@ -74,9 +74,10 @@ def public_name(name: str, holder: str) -> str:
 
 
 def _program() -> str:
-    """The name of the program that runs, such as `gunicorn`."""
+    """The name of the program that runs, such as `gunicorn`; `python` where it has none."""
     path = Path(sys.argv[0] if sys.argv else "")
-    return path.parent.name if path.name == "__main__.py" else path.name
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    return "python" if name in ("", "-", "-c", "-m") else name
 
 
 def _start_anew() -> None:
