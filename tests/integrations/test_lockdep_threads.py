@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
-from grelmicro.coordination import Lock, LockHandle
+from grelmicro.coordination import Lock, LockHandle, LockReentrantError
 from grelmicro_fastapi import LockDep
 from tests.helpers.worlds import eventually
 from tests.integrations.asgi import Visitor, client_of, is_free, new_app, take_away
@@ -157,3 +157,18 @@ async def test_however_a_plain_handler_ends_its_locks_are_given_back(error: Base
         assert ended
         assert await is_free(micro, "cart:1", within=2)
         assert await is_free(micro, "inner", within=2)
+
+
+async def test_a_plain_handler_does_not_wait_for_the_lock_of_its_request() -> None:
+    app, _ = new_app()
+
+    @app.get("/{cart_id}")
+    def buy(cart_id: int, held: Annotated[LockHandle, LockDep("cart:{cart_id}", timeout=5)]) -> str:
+        with pytest.raises(LockReentrantError, match="by this task, thread or request already"):
+            Lock(f"cart:{cart_id}").from_thread.acquire()
+        with Lock("order").from_thread:
+            return "refused"
+
+    async with client_of(app) as client:
+        for _ in range(2):
+            assert (await client.get("/1", timeout=30)).json() == "refused"

@@ -29,7 +29,7 @@ async def test_a_wait_that_would_never_end_is_refused(world: World, max_hold: fl
         async with outer as held, asyncio.timeout(10):
             for inner in (lock(client), MultiLock(lock(client), Lock("a", backend=client))):
                 with pytest.raises(
-                    LockReentrantError, match="lock 'cart' is held by this task .* would never end"
+                    LockReentrantError, match="lock 'cart' is held by this task, .* would never end"
                 ) as caught:
                     await inner.acquire()
                 assert caught.value.name == "cart"
@@ -75,8 +75,8 @@ async def test_a_wait_that_ends_is_warned_of(
         task = asyncio.create_task(work())
         await eventually(lambda: warnings(caplog), "a warning")
         assert warnings(caplog) == [
-            "lock 'cart' is waited for by the task or thread that holds it, through another Lock object: it is not "
-            "released meanwhile"
+            "lock 'cart' is waited for by the task, thread or request that holds it, through another Lock object: it "
+            "is not released meanwhile"
         ]
         await clock.advance(6)
         with pytest.raises(LockTimeoutError):

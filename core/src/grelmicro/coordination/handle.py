@@ -3,6 +3,7 @@
 import weakref
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -21,6 +22,17 @@ from grelmicro.errors import (
 )
 from grelmicro.events import emit, listeners
 from grelmicro.leases import Lease
+
+_around: ContextVar[tuple[weakref.ref["LockHandle"], ...]] = ContextVar("grelmicro_held_around", default=())
+
+
+def held_around(backend: LockBackend, name: str) -> "LockHandle | None":
+    """The lease of `name` that is kept until this code, which runs in a thread, has ended."""
+    for reference in _around.get():
+        held = reference()
+        if held is not None and held._backend is backend and held.lease.name == name and held.valid:
+            return held
+    return None
 
 
 class Holdings(dict[Owner, "LockHandle"]):
@@ -52,6 +64,10 @@ class LockHandle(Hold):
     def guard_block(self) -> None:
         """A block began whose end gives it back."""
         self._guards_block = True
+
+    def keep_around_threads(self) -> None:
+        """Let functions in threads that begin in this context, and are waited for, not wait for this lock in turn."""
+        _around.set((*_around.get(), weakref.ref(self)))
 
     @property
     def outlasts_its_owner(self) -> bool:
@@ -281,7 +297,8 @@ class LockHandle(Hold):
         """It is given back."""
         self._released = True
         self.leave_owner()
-        self._tell_end()
+        if listeners or self._signal is not None:
+            self._tell_end()
 
     def _tell_end(self) -> None:
         """Tell once that it is held no more, since its release was begun."""

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from grelmicro.config import Duration, Interval, Ratio, build, check_config, check_name, check_seconds
 from grelmicro.coordination.acquisition import Acquisition
-from grelmicro.coordination.handle import LockHandle, ThreadLockHandle
+from grelmicro.coordination.handle import LockHandle, ThreadLockHandle, held_around
 from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
 from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
@@ -272,18 +272,18 @@ class _LockWait(Wait[LockHandle]):
         Raises:
             LockReentrantError: it does, without a timeout, and keeps it for as long as it waits.
         """
-        held = self._locks.renewer.find(self._key, self._owner)
+        held = self._locks.renewer.find(self._key, self._owner) or held_around(self._locks, self._key)
         if held is None:
             return
         if self._forever and held.outlasts_its_owner:
             raise LockReentrantError(
-                f"{self.title} is held by this task or thread already, through another Lock object, and waiting for it "
-                "would never end: use the handle that it has, or release it first",
+                f"{self.title} is held by this task, thread or request already, through another Lock object, and "
+                "waiting for it would never end: use the handle that it has, or release it first",
                 name=self.name,
             )
         logger.warning(
-            "%s is waited for by the task or thread that holds it, through another Lock object: it is not released "
-            "meanwhile",
+            "%s is waited for by the task, thread or request that holds it, through another Lock object: it is not "
+            "released meanwhile",
             self.title,
         )
 

@@ -98,6 +98,11 @@ class MultiLockHandle:
         for handle in self._leases:
             handle.guard_block()
 
+    def keep_around_threads(self) -> None:
+        """See `LockHandle.keep_around_threads`."""
+        for handle in self._leases:
+            handle.keep_around_threads()
+
     def check_for_block(self) -> None:
         """See `LockHandle.check_for_block`."""
         for handle in self._leases:

@@ -75,6 +75,7 @@ class Hold(Generic[H]):
         handle.guard_block()
         if self._in_thread:
             handle.stop_interrupting(None)
+            handle.keep_around_threads()
         else:
             handle.interrupt_current_task()
         return handle
