@@ -22,8 +22,8 @@ CONFIGS: dict[str, type[Config]] = {
 EXAMPLES = [example for page, text in PAGES.items() for example in examples(page, text)]
 
 MAKE = re.compile(r"make ([a-z-]+)(?: [A-Z]+=\S.*)?")
-INSTALL = re.compile(r'pip install(?: (?:-e )?"?\./[\w/]+(?:\[[a-z,]+\])?"?)+')
-PUBLISHED = re.compile(r'pip install "?(grelmicro-suite[a-z-]*)(?:\[([a-z,]+)\])?"?')
+INSTALL = re.compile(r'(?:pip install|uv add|poetry add)(?: (?:-e )?"?\./[\w/]+(?:\[[a-z,]+\])?"?)+')
+PUBLISHED = re.compile(r'(?:pip install|uv add|poetry add) "?(grelmicro-suite[a-z-]*)(?:\[([a-z,]+)\])?"?')
 OTHERS = re.compile(
     r"python -m pytest(?: [\w/.-]+)?"
     r"|uvicorn [\w.:-]+(?: --workers \d+| --reload| --timeout-graceful-shutdown \d+)*"
@@ -44,7 +44,7 @@ def unknown(command: str) -> str:
         known = re.search(rf"^{found[1]}:.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         return "" if known else f"{command!r}: the Makefile has no {found[1]}"
     if INSTALL.fullmatch(command):
-        folders = re.findall(r"\./([\w/]+)(?:\[([a-z,]+)\])?", command)
+        folders = re.findall(r"\./(?:suite/)?([\w/]+)(?:\[([a-z,]+)\])?", command)
         return "; ".join(filter(None, (unknown_folder(folder, extras) for folder, extras in folders)))
     if found := PUBLISHED.fullmatch(command):
         return unknown_distribution(found[1], found[2])
