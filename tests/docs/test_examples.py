@@ -21,6 +21,9 @@ CONFIGS: dict[str, type[Config]] = {
 
 EXAMPLES = [example for page, text in PAGES.items() for example in examples(page, text)]
 
+COLUMN = 80
+"""Characters that a line of code has room for beside the navigation of the built pages."""
+
 MAKE = re.compile(r"make ([a-z-]+)(?: [A-Z]+=\S.*)?")
 INSTALL = re.compile(r'(?:pip install|uv add|poetry add)(?: (?:-e )?"?\./[\w/]+(?:\[[a-z,]+\])?"?)+')
 PUBLISHED = re.compile(r'(?:pip install|uv add|poetry add) "?(grelmicro-suite[a-z-]*)(?:\[([a-z,]+)\])?"?')
@@ -44,7 +47,7 @@ def unknown(command: str) -> str:
         known = re.search(rf"^{found[1]}:.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
         return "" if known else f"{command!r}: the Makefile has no {found[1]}"
     if INSTALL.fullmatch(command):
-        folders = re.findall(r"\./(?:suite/)?([\w/]+)(?:\[([a-z,]+)\])?", command)
+        folders = re.findall(r"\./(?:lib/)?([\w/]+)(?:\[([a-z,]+)\])?", command)
         return "; ".join(filter(None, (unknown_folder(folder, extras) for folder, extras in folders)))
     if found := PUBLISHED.fullmatch(command):
         return unknown_distribution(found[1], found[2])
@@ -144,6 +147,13 @@ def test_no_code_is_hidden(page: str) -> None:
     assert {block.language for block in found} <= LANGUAGES
     assert [block.line for block in found if block.language == "text" and is_python(block.text)] == []
     assert [block.line for block in found if block.language == "output" and not block.below_program] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/")])
+def test_code_fits_its_column(page: str) -> None:
+    """Wider lines are cut off until the reader scrolls. What other programs print is as wide as it is."""
+    found = [block for block in blocks(PAGES[page]) if block.language != "text"]
+    assert [line for block in found for line in block.text.splitlines() if len(line) > COLUMN] == []
 
 
 def test_commands_can_be_typed() -> None:
