@@ -115,6 +115,7 @@ def test_everything_that_was_used_is_gone(kind: str, tmp_path: Path) -> None:
     expected = (
         "lost lock:lost: a test said so",
         "lost lock:cut off",
+        "lock 'cart' is waited for by the task",
         "Executing <",
         "task __main__:",
         "the event loop was blocked",
