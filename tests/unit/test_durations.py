@@ -67,6 +67,10 @@ def test_providers_take_one(tmp_path: Path) -> None:
     KubernetesProvider("shop", request_timeout=FIVE)
 
 
+def test_a_coordination_waits_for_one() -> None:
+    Coordination.from_url("memory://", wait=FIVE)
+
+
 def test_integrations_take_one() -> None:
     LockDep("cart:{cart_id}", timeout=FIVE, lease_duration=FIVE)
     LocksDep("a:{x}", "b:{y}", timeout=FIVE)

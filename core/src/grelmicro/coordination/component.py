@@ -9,7 +9,7 @@ from inspect import isclass
 from pkgutil import resolve_name
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 
-from grelmicro.config import check_name, check_namespace, worker_of_environment
+from grelmicro.config import Duration, check_name, check_namespace, worker_of_environment
 from grelmicro.context import bound
 from grelmicro.coordination.adapters import LeaseAdapter
 from grelmicro.coordination.breaking import break_lease
@@ -96,7 +96,7 @@ class Coordination(Resource):
         schedule: object = None,
         name: str = "default",
         requires: Scope | None = None,
-        wait: float | None = None,
+        wait: Duration | None = None,
     ) -> None:
         self.name = check_name("Coordination", name)
         source = _instance(source)
@@ -124,7 +124,7 @@ class Coordination(Resource):
         namespace: str | None = None,
         name: str = "default",
         requires: Scope | None = None,
-        wait: float | None = None,
+        wait: Duration | None = None,
     ) -> Self:
         """Everything on one store.
 

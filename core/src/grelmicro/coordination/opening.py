@@ -6,7 +6,7 @@ import os
 from contextlib import AsyncExitStack
 from typing import Protocol, runtime_checkable
 
-from grelmicro.config import check_seconds
+from grelmicro.config import Duration, check_seconds
 from grelmicro.coordination.protocols import Backend
 from grelmicro.errors import GrelmicroError, SettingsValidationError
 from grelmicro.leases import Lease
@@ -28,7 +28,7 @@ class Readable(Protocol):
         """See `LeaseStore.read`."""
 
 
-def store_wait(given: float | None) -> float:
+def store_wait(given: Duration | None) -> float:
     """For how many seconds to wait for a store that is not there: as given, or as GREL_STORE_WAIT says, or 0.
 
     Raises:
