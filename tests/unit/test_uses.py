@@ -94,6 +94,15 @@ async def test_what_is_used_later_is_served_too() -> None:
         assert await bare.lock("cart").locked()
 
 
+async def test_what_is_bare_is_opened_as_a_coordination_is(caplog: pytest.LogCaptureFixture) -> None:
+    async with Grelmicro(uses=[MemoryProvider], environment="production", worker="web-1") as micro:
+        assert micro.coordination.is_open
+        async with Lock("cart") as held:
+            assert held.token.startswith("web-1:task:")
+    assert not micro.coordination.is_open
+    assert "MemoryStore coordinates within this process only, but this is production" in caplog.text
+
+
 async def test_it_opens_again_and_on_memory(tmp_path: Path) -> None:
     micro = Grelmicro(uses=[SQLiteProvider(tmp_path / "locks.db")])
     leader = LeaderElection("feed")

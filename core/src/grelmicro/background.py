@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
 
 from grelmicro.errors import OutOfContextError
-from grelmicro.lifecycle import check_threads
 
 logger = logging.getLogger("grelmicro.app")
 
@@ -41,7 +40,6 @@ class Background:
             OutOfContextError: an event loop runs in this thread.
         """
         _refuse_event_loop()
-        check_threads()
         with self._changing:
             if self._loop is None or not self._loop.alive:
                 loop = BackgroundLoop(opened)
