@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
@@ -89,42 +89,44 @@ class Table:
 
     async def acquire(self, name: str, holder: str, ttl: float, data: Mapping[str, str] | None, waiting: bool) -> Lease:
         """See `LeaseStore.acquire`. The server does not grant it after the time by which the answer is waited for."""
-        micros, encoded = _micros(ttl), _encoded(data)
-
-        def arguments(latest: int) -> Arguments:
-            return (holder, self._me, micros, latest, b"1" if waiting else b"", *encoded)
-
-        lease = await self._grant(scripts.acquire, name, holder, f"acquiring {name!r}", arguments)
-        assert lease is not None
-        return lease
+        what = f"acquiring {name!r}"
+        micros = _micros(ttl)
+        for _ in range(2):
+            now = self._clock.now()
+            latest = self._latest(now)
+            arguments: Arguments = (holder, self._me, micros, latest, b"1" if waiting else b"", *_encoded(data))
+            answer = await self._run(
+                scripts.acquire, name, arguments, what, unanswered=partial(self._may_arrive, holder, latest)
+            )
+            if answer[0] != scripts.LATE:
+                return self._granted(name, answer, now)
+            self.learn_time(answer[1] / 1e6, now)
+        raise _late_twice(what)
 
     async def pass_on(self, lease: Lease, holder: str, ttl: float) -> Lease | None:
         """See `PassingLeases.pass_on`. The server does not do it after the time by which the answer is waited for."""
-
-        def arguments(latest: int) -> Arguments:
-            return (lease.holder, self._me, lease.fence, holder, _micros(ttl), latest)
-
-        return await self._grant(scripts.pass_on, lease.name, holder, f"releasing {lease.name!r}", arguments)
-
-    async def _grant(
-        self, script: Script, name: str, holder: str, what: str, arguments: Callable[[int], Arguments]
-    ) -> Lease | None:
-        """Run a script that grants a lease to `holder`, but not after the time in its arguments; None if it is lost."""
+        what = f"releasing {lease.name!r}"
         for _ in range(2):
             now = self._clock.now()
-            latest = round((now + self._ahead + self._limit) * 1e6)
+            latest = self._latest(now)
+            arguments = (lease.holder, self._me, lease.fence, holder, _micros(ttl), latest)
             answer = await self._run(
-                script, name, arguments(latest), what, unanswered=partial(self._may_arrive, holder, latest)
+                scripts.pass_on, lease.name, arguments, what, unanswered=partial(self._may_arrive, holder, latest)
             )
-            if answer is None:
-                return None
-            if answer[0] != scripts.LATE:
-                lease = _lease(name, answer)
-                self.learn_time(lease.now, now)
-                return lease
-            # Since it is answered it was not late: the server's clock was set.
+            if answer is None or answer[0] != scripts.LATE:
+                return None if answer is None else self._granted(lease.name, answer, now)
             self.learn_time(answer[1] / 1e6, now)
-        raise BackendUnavailableError(f"{what}: it came too late to the server twice: check its clock and the network")
+        raise _late_twice(what)
+
+    def _latest(self, now: float) -> int:
+        """The server's time, in microseconds, until which the answer to a request of this moment is waited for."""
+        return round((now + self._ahead + self._limit) * 1e6)
+
+    def _granted(self, name: str, answer: Sequence[Any], asked_at: float) -> Lease:
+        """The record that the answer to an acquire tells, and with it the time."""
+        lease = _lease(name, answer)
+        self.learn_time(lease.now, asked_at)
+        return lease
 
     def _may_arrive(self, holder: str, latest: int, rest: "asyncio.Task[bool] | None") -> None:
         """An acquire ended without an answer, and may be done until `latest` on the server's clock."""
@@ -290,6 +292,11 @@ class Table:
                     raise _refusal(answer, what)
                 answers[number] = None  # what holds something else holds no lease
         return answers
+
+
+def _late_twice(what: str) -> BackendUnavailableError:
+    """The error where the server calls a request late that it answered in time: its clock was set, more than once."""
+    return BackendUnavailableError(f"{what}: it came too late to the server twice: check its clock and the network")
 
 
 def _refusal(error: ResponseError, what: str) -> BackendUnavailableError:
