@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from grelmicro.coordination import Coordination, HealthCheck, LeaderElection, Lock, TaskLock
+from grelmicro.coordination import Coordination, HealthCheck, LeaderElection, Lock, OutcomeUnknownError, TaskLock
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter
 from grelmicro.lifecycle import AwaitedCancelledError, distinguish_cancellation
 from grelmicro.task import IntervalTask
@@ -67,12 +67,31 @@ async def test_a_lease_is_renewed_on(world: World, clock: MovableClock) -> None:
         await handle.release()
 
 
+@pytest.mark.parametrize("operation", ["acquire", "renew", "release", "read"])
+async def test_a_request_that_is_cancelled_elsewhere_is_unknown(
+    world: World, clock: MovableClock, operation: str
+) -> None:
+    """A caller that nothing cancels gets an error, and no cancellation."""
+    store = world.troubled()
+    async with LockAdapter(store) as client:
+        lock = Lock("cart", backend=client, lease_duration=LONG)
+        store.suffer(operation, cancelled_elsewhere)
+        with pytest.raises(OutcomeUnknownError) as caught:
+            async with lock as handle:
+                await handle.extend()
+                await lock.locked()
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        await eventually(lambda: not client._background, "what is undone or repeated has ended")
+        await lock.acquire_nowait()
+        await lock.release()
+
+
 async def test_an_undo_goes_on(world: World, clock: MovableClock) -> None:
     store = world.troubled()
     async with LockAdapter(store) as client, world.client() as other:
         store.suffer("acquire", cancelled_elsewhere)
         store.suffer("release", cancelled_elsewhere, cancelled_elsewhere)
-        with pytest.raises(TROUBLE):
+        with pytest.raises(OutcomeUnknownError):
             await Lock("cart", backend=client, lease_duration=LONG).acquire()
         await eventually(lambda: store.calls["release"] == 1, "the undo was tried")
         while client._background:
@@ -89,7 +108,7 @@ async def test_a_health_check_looks_on(world: World, clock: MovableClock) -> Non
         await clock.advance(3)  # until this process is published
         store.suffer("acquire", cancelled_elsewhere)
         await clock.advance(2)
-        await eventually(lambda: check._error == "AwaitedCancelledError", "it failed once")
+        await eventually(lambda: check._error == "OutcomeUnknownError", "it failed once")
         await clock.advance(1)
         await eventually(lambda: not check._error, "it looked again")
 

@@ -17,8 +17,8 @@ from grelmicro.coordination import (
     WouldBlockError,
 )
 from grelmicro.coordination.adapters import LockAdapter
-from grelmicro.coordination.threads import _Work
-from grelmicro.errors import OutOfContextError
+from grelmicro.coordination.threads import _Work, call
+from grelmicro.errors import OutcomeUnknownError, OutOfContextError
 from grelmicro.lifecycle import AwaitedCancelledError
 from tests.helpers.stores import Gate, reply_lost, silence
 from tests.helpers.worlds import World, eventually
@@ -385,7 +385,16 @@ async def test_a_call_that_is_cancelled_elsewhere_is_no_end_of_the_loop(world: W
     async with LockAdapter(store) as client:
         lock = Lock("cart", backend=client, lease_duration=LONG)
         store.suffer("acquire", cancelled_elsewhere)
-        with pytest.raises(AwaitedCancelledError):
+        with pytest.raises(OutcomeUnknownError):
             await asyncio.to_thread(lock.from_thread.acquire)
         handle = await asyncio.to_thread(lock.from_thread.acquire)  # the first one is undone
         await asyncio.to_thread(handle.release)
+
+
+async def test_what_is_cancelled_elsewhere_during_a_call_is_an_error() -> None:
+    async def cancelled_elsewhere() -> None:
+        raise asyncio.CancelledError
+
+    loop = asyncio.get_running_loop()
+    with pytest.raises(AwaitedCancelledError):
+        await asyncio.to_thread(lambda: call(loop, cancelled_elsewhere()))

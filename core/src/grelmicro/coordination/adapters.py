@@ -137,7 +137,7 @@ class LeaseAdapter(Resource):
         self.check_open(lease.name)
         try:
             return await self.store.renew(lease, ttl, data=data)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             if _unexplained(error):
                 raise _unknown(error, f"renewing {lease.name!r}") from error
             raise
@@ -147,7 +147,7 @@ class LeaseAdapter(Resource):
         self.check_open()
         try:
             return await self.store.renew_many(renewals)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             if _unexplained(error):
                 raise _unknown(error, f"renewing {len(renewals)} leases") from error
             raise
@@ -175,7 +175,7 @@ class LeaseAdapter(Resource):
         self.check_open(name)
         try:
             record = await self.store.read(name)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             if _unexplained(error):
                 raise _unknown(error, f"reading {name!r}") from error
             raise
@@ -379,7 +379,13 @@ class ScheduleAdapter(LeaseAdapter):
 
 
 def _unexplained(error: BaseException) -> bool:
-    """Whether it is an error of the client library that the store let through: the request may have happened."""
+    """Whether it is an error of the client library that the store let through: the request may have happened.
+
+    A cancellation is one, too, when something inside the library was cancelled and the running task was not.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
     return isinstance(error, Exception) and not isinstance(error, GrelmicroError)
 
 
