@@ -1,5 +1,6 @@
 """Bare providers and backends serve all they can, and several Coordinations of an app are told apart by name."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 
 from grelmicro import Grelmicro
-from grelmicro.coordination import Coordination, LeaderElection, Lock, TaskLock
+from grelmicro.coordination import Coordination, LeaderElection, Lock, TaskLock, synchronized
 from grelmicro.coordination.memory import MemoryLeaderElectionAdapter, MemoryLockAdapter, MemoryScheduleAdapter
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.providers.memory import MemoryProvider
@@ -134,9 +135,13 @@ async def test_several_coordinations_are_told_apart_by_name(analytics: Coordinat
                 assert held.valid
                 assert await analytics.lock("cart").locked()
                 assert Lock("cart", backend="analytics").backend is analytics.lock_backend
-            await __import__("asyncio").to_thread(
-                lambda: Lock("cart", backend="analytics").from_thread.acquire().release()
-            )
+            await asyncio.to_thread(Lock("cart", backend="analytics").from_thread.locked)
+
+        @synchronized("cart", backend="analytics")
+        async def guarded() -> bool:
+            return await analytics.lock("cart").locked()
+
+        assert await guarded()
         for source in (analytics, "analytics"):
             assert LeaderElection("feed", backend=source).backend is analytics.election_backend
 

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from grelmicro.callables import runs_in_thread
 from grelmicro.config import Duration
 from grelmicro.coordination.lock import Lock
-from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.protocols import LockBackendSource
 from grelmicro.coordination.template import LockTemplate
 from grelmicro.errors import SettingsValidationError
 from grelmicro.guards import check_guardable, note_guard
@@ -26,7 +26,7 @@ def synchronized(
     auto_renew: bool | None = None,
     lease_duration: Duration | None = None,
     max_hold: Duration | None = None,
-    backend: LockBackend | None = None,
+    backend: LockBackendSource | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run the decorated function or method while it holds a lock: `@synchronized("cart:{cart_id}")`.
 
@@ -47,7 +47,8 @@ def synchronized(
             not renewed.
         max_hold: seconds after which it is not renewed any more, so that a function that hangs loses it. None: the
             environment, else no limit.
-        backend: where; None: that of the app which serves the caller, found at each call.
+        backend: where: a backend, a `Coordination` or the name of one; None: that of the app which serves the caller,
+            found at each call.
 
     Raises:
         SettingsValidationError: the template or a setting breaks a rule, or a field is no parameter of the function.
@@ -102,7 +103,7 @@ def _guarded_plain(function: Callable[..., Any], lock_of: "_Locks", timeout: flo
 class _Locks:
     """The lock of each call of a function."""
 
-    def __init__(self, template: LockTemplate, function: Callable[..., Any], backend: LockBackend | None) -> None:
+    def __init__(self, template: LockTemplate, function: Callable[..., Any], backend: LockBackendSource | None) -> None:
         self._template = template
         self._backend = backend
         self._fields = template.template.fields

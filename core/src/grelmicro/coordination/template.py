@@ -6,7 +6,7 @@ from typing import Self
 
 from grelmicro.config import Duration, check_seconds
 from grelmicro.coordination.lock import Lock, LockConfig
-from grelmicro.coordination.protocols import LockBackend
+from grelmicro.coordination.protocols import LockBackendSource
 from grelmicro.names import NameTemplate
 
 
@@ -39,7 +39,7 @@ class LockTemplate:
         lock = Lock(name, auto_renew=auto_renew, lease_duration=lease_duration, max_hold=max_hold)
         return cls(template, timeout, lock.config.renewing())
 
-    def lock(self, name: str, backend: LockBackend | None) -> Lock:
+    def lock(self, name: str, backend: LockBackendSource | None) -> Lock:
         """The lock `name`, which is one of the template's; None: in the store of the app that serves its user."""
         return Lock.from_config(name, self.config, backend=backend)
 
