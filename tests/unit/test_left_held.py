@@ -99,6 +99,14 @@ async def test_a_renewed_block_that_goes_on_is_cancelled(micro: Grelmicro) -> No
         await task
 
 
+async def test_closing_it_inside_a_renewed_block_is_not_cancelled(micro: Grelmicro) -> None:
+    await micro.__aenter__()
+    with pytest.raises(LockLostError, match="its backend was closed"):
+        async with Lock("cart", auto_renew=True):
+            await micro.__aexit__(None, None, None)
+            assert not micro.is_open
+
+
 def test_a_thread_in_its_block_keeps_it(micro: Grelmicro) -> None:
     entered, end = threading.Event(), threading.Event()
     locked: list[bool] = []

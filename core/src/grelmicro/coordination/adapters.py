@@ -343,6 +343,11 @@ class LockAdapter(LeaseAdapter):
         if offer.holder in self._void:
             await self._undo(lease.name, offer.holder, offer.ttl)
 
+    async def close(self) -> None:
+        """Stop renewing, finish the undos, then close the store; a cancellation of the caller waits for that."""
+        self.renewer.let_go()
+        await super().close()
+
     async def _end(self) -> None:
         try:
             await self.renewer.close()

@@ -144,11 +144,15 @@ class Renewer:
                 held.renew_at = self._clock.now()
         self._look_after()
 
-    async def close(self) -> None:
-        """Stop; see `Renewable.close` for what is still held."""
+    def let_go(self) -> None:
+        """End what is still held, as `Renewable.close` says; the task that closes calls it, and is never cancelled."""
         for held in self._known():
             self.discard(held)
             held.close()
+
+    async def close(self) -> None:
+        """Stop; see `let_go` for what is still held."""
+        self.let_go()
         if self._timer is not None:
             self._timer.cancel()
         await end_or_leave(self._calls.values())
