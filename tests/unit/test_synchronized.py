@@ -12,7 +12,14 @@ from typing import Any, Self, assert_type
 import pytest
 
 from grelmicro import Grelmicro
-from grelmicro.coordination import Coordination, Lock, LockLostError, LockTimeoutError, synchronized
+from grelmicro.coordination import (
+    Coordination,
+    Lock,
+    LockLostError,
+    LockReentrantError,
+    LockTimeoutError,
+    synchronized,
+)
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.testing import held_elsewhere
 
@@ -254,6 +261,23 @@ def test_what_shows_only_when_it_is_called_is_refused_then(micro: Grelmicro, mad
                 TypeError, match="'.*hand_on' is no coroutine function and returned a .*, which would run"
             ):
                 hand_on()
+
+
+async def test_a_function_that_waits_for_itself(micro: Grelmicro, caplog: pytest.LogCaptureFixture) -> None:
+    @synchronized("cart", timeout=0.05)
+    async def call(function: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        await function()
+
+    @synchronized("stock", timeout=None)
+    async def recurse() -> None:
+        await recurse()
+
+    async with micro:
+        with pytest.raises(LockTimeoutError):
+            await call(lambda: call(recurse))
+        assert "'cart' is waited for by the task, thread or request that holds it" in caplog.text
+        with pytest.raises(LockReentrantError):
+            await recurse()
 
 
 def test_without_an_app(micro: Grelmicro) -> None:
