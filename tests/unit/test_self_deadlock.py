@@ -78,6 +78,7 @@ async def test_a_wait_that_ends_is_warned_of(
             "lock 'cart' is waited for by the task, thread or request that holds it, through another Lock object: it "
             "is not released meanwhile"
         ]
+        await eventually(lambda: client.queues.lines["lock:cart"].offer, "it sleeps")
         await clock.advance(6)
         with pytest.raises(LockTimeoutError):
             await asyncio.wait_for(task, 10)

@@ -65,13 +65,13 @@ async def test_one_that_is_first_just_before_its_deadline_was_refused(
     store = world.troubled()
     async with LockAdapter(store) as client, world.client() as other:
         held = await Lock("cart", backend=other, lease_duration=LONG).acquire()
-        head = from_task(client, 10)
+        head = from_task(client, 9)
         await asleep(client, store, 2)
-        follower = form(client, 10 + BARELY)
+        follower = form(client, 9 + BARELY)
         await line_of(client, 2)
         gate = Gate()
         store.suffer(operation, gate)
-        await clock.advance(10)
+        await clock.advance(9)
         await asyncio.wait({head}, timeout=10)
         await asyncio.wait_for(gate.arrived.wait(), 10)
         await clock.advance(BARELY * 2)
@@ -216,6 +216,7 @@ async def test_errors_name_their_lock(world: World, clock: MovableClock) -> None
             waiter = asyncio.create_task(theirs.acquire(timeout=timeout))
             if timeout:
                 await line_of(other, 1)
+                await eventually(lambda: other.queues.lines["lock:cart"].offer, "it sleeps")
                 await clock.advance(timeout * 2)
             with pytest.raises(LockTimeoutError) as busy:
                 await asyncio.wait_for(waiter, 10)
