@@ -371,8 +371,7 @@ async def test_a_connection_that_dies_between_two_calls_is_replaced(
             assert (await store.acquire("lock:cart", "own-holder", LONG)).fence == lease.fence
             assert await store.renew(lease, LONG) is not None
         assert await store.release(lease)
-        await eventually(lambda: "the connection on which it listens has ended" in caplog.text, "it is told")
-    assert "pooler" not in caplog.text  # none is told of where one could not be the cause
+    assert caplog.text == ""  # one that can be made anew at once is no news
 
 
 @pytest.mark.parametrize("then", ["reset", "silent"])

@@ -16,7 +16,7 @@ from grelmicro.errors import (
 )
 from grelmicro.testing import MovableClock
 from tests.helpers.stores import Apply, Fault, refused, reply_lost, request_lost, silence
-from tests.helpers.worlds import World, eventually, pass_by
+from tests.helpers.worlds import PATIENCE, World, eventually, pass_by
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -110,9 +110,10 @@ async def test_a_task_lock_and_a_role_are_broken_too(world: World, clock: Movabl
         broken = await ops.break_lock("feed", fence, kind="leader")
         assert broken is not None
         assert (broken.worker, broken.fence) == ("web-1", fence)
-        for _ in range(20):
-            await clock.advance(0.5)
-        await eventually(lambda: lost.done() and leader.is_leader(), "it stands again")
+        async with asyncio.timeout(PATIENCE):
+            while not (lost.done() and leader.is_leader()):
+                await clock.advance(0.5)
+                await asyncio.sleep(0.01)  # for the store to answer
         assert leader.guard().fence > fence
         service.cancel()
         await asyncio.wait({service, lost})
@@ -126,10 +127,10 @@ async def test_a_role_that_was_broken_is_told_in_the_log(
         service = asyncio.create_task(leader())
         await eventually(leader.is_leader, "it leads")
         await ops.break_lock("feed", kind="leader")
-        for _ in range(6):
-            await clock.advance(0.5)
-            await asyncio.sleep(0.01)
-        await eventually(lambda: "it was broken by an operator" in caplog.text, "the loss is told")
+        async with asyncio.timeout(PATIENCE):
+            while "it was broken by an operator" not in caplog.text:
+                await clock.advance(0.5)
+                await asyncio.sleep(0.01)
         service.cancel()
         await asyncio.wait({service})
 
