@@ -52,9 +52,9 @@ def test_it_lasts_until_all_who_noticed_it_have_had_success(
     caplog: pytest.LogCaptureFixture, events: list[tuple[str, str, str]]
 ) -> None:
     outage = Outage("the store", logger, emits=True)
-    outage.note(DOWN, 1.0, who="a")
-    outage.note(DOWN, 2.0, who="b")
-    outage.note(DOWN, 3.0, who="c", awaited=False)
+    outage.note(DOWN, 1.0, source="a")
+    outage.note(DOWN, 2.0, source="b")
+    outage.note(DOWN, 3.0, source="c", awaited=False)
     outage.over(4.0, "a")
     outage.over(4.0, "another")
     assert outage.is_on, "b has had none yet, so that one that fails alone does not end and begin it again and again"
@@ -69,7 +69,7 @@ def test_it_lasts_until_all_who_noticed_it_have_had_success(
 
 def test_who_is_not_heard_of_any_more_is_not_awaited(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage("the store", logger)
-    outage.note(DOWN, 0.0, who="a")
+    outage.note(DOWN, 0.0, source="a")
     outage.over(STALE_AFTER_S - 1.0, "b")
     assert outage.is_on
     outage.over(STALE_AFTER_S, "b")
@@ -79,8 +79,8 @@ def test_who_is_not_heard_of_any_more_is_not_awaited(caplog: pytest.LogCaptureFi
 
 def test_who_leaves_is_not_awaited(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage("the store", logger)
-    outage.note(DOWN, 0.0, who="a")
-    outage.note(DOWN, 0.0, who="b")
+    outage.note(DOWN, 0.0, source="a")
+    outage.note(DOWN, 0.0, source="b")
     outage.leave("a")
     outage.leave("c")
     outage.over(1.0)
@@ -90,7 +90,7 @@ def test_who_leaves_is_not_awaited(caplog: pytest.LogCaptureFixture) -> None:
     outage.over(2.0)
     assert not outage.is_on
     assert len(warnings(caplog)) == 2
-    outage.note(DOWN, 3.0, who="a")
+    outage.note(DOWN, 3.0, source="a")
     outage.forget()
     outage.over(4.0)
     assert len(warnings(caplog)) == 3, "nobody has used the store since"
@@ -98,7 +98,7 @@ def test_who_leaves_is_not_awaited(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_one_that_nobody_is_awaited_for_ends_with_the_first_success(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage("the store", logger)
-    outage.note(DOWN, 0.0, who="hints", awaited=False)
+    outage.note(DOWN, 0.0, source="hints", awaited=False)
     outage.over(1.0)
     assert not outage.is_on
 

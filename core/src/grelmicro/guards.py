@@ -31,7 +31,7 @@ def check_guardable(decorator: str, function: object) -> None:
     """See that a call of `function` is over when its work is done.
 
     Args:
-        decorator: who asks, for the error.
+        decorator: the name of the decorator, for the error.
         function: what is to be guarded.
 
     Raises:

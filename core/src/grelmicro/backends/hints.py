@@ -29,7 +29,7 @@ OPENING_LIMIT = 1.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 30.0
 """Seconds between two tries to get hints: doubled from the first to the longest."""
 
-WHO = "hints"
+SOURCE = "hints"
 """What notices an outage here, for the log."""
 
 MOST_UNUSED = 100
@@ -146,7 +146,7 @@ class Hints:
         return bool(self._topics)
 
     def send(self, topic: str) -> None:
-        """Wake those in this process who wait for `topic`."""
+        """Wake the waiters of this process for `topic`."""
         if topic in self._topics:
             self._topics[topic].signal.send()
 
@@ -207,7 +207,7 @@ class Hints:
     async def _tell(self, error: BaseException) -> None:
         """Tell that no hints come; if the store as a whole has trouble, that is the trouble."""
         if not self._outage.is_on and (self._store.is_on or await self._is_away()):
-            self._store.note(error, self._clock.now(), who=WHO, awaited=False)
+            self._store.note(error, self._clock.now(), source=SOURCE, awaited=False)
         else:
             self._outage.note(error, self._clock.now())
 
@@ -244,7 +244,7 @@ class Hints:
                     continue
                 self.trusted = True
                 self._outage.over(self._clock.now())
-                self._store.over(self._clock.now(), WHO)
+                self._store.over(self._clock.now(), SOURCE)
                 self._outcome.send()
                 await self._until_doubtful()
         finally:
@@ -317,9 +317,9 @@ class Hints:
             with distinguish_cancellation():
                 async with TimeLimit(self._clock, ANSWER_LIMIT):
                     await self._feed.follow(topic)
-                    if self._topics.get(topic) is not known:  # nobody wants it any more
+                    if self._topics.get(topic) is not known:  # it has no waiter any more
                         await self._feed.unfollow(topic)
-        except Exception as error:  # this topic is polled; the next one who wants it tries again
+        except Exception as error:  # this topic is polled; the next waiter tries again
             logger.debug("no hints about one name: %s", error)
             self._tested_at = -math.inf
             self._doubt.send()

@@ -64,7 +64,7 @@ class LeaseAdapter(Resource):
 
     @property
     def outage(self) -> Outage:
-        """The trouble of the store, which all share who use it."""
+        """The outage of the store, shared by all its users."""
         return self.store.outage
 
     @property
@@ -331,7 +331,9 @@ class LockAdapter(LeaseAdapter):
             raise
         finally:
             repeated = passed is not None and bool(fences.see(self.store.place, passed, passed.holder))
-            accepted = offer.end(None if repeated else passed) and not repeated  # who gets nothing asks the store
+            accepted = (
+                offer.end(None if repeated else passed) and not repeated
+            )  # a waiter without a lease asks the store
         if passed is not None and not accepted:
             self.settle(passed)
         await asyncio.sleep(0)  # who has it now goes on first

@@ -23,7 +23,7 @@ FENCE_LEASE = 5.0
 """Seconds for which the lease is taken to raise its fence; it is given back at once."""
 
 NOTE_LEASE = 3600.0
-"""Seconds for which it can be read who broke a lease, at least."""
+"""Seconds for which the note about a broken lease is kept, at least."""
 
 
 async def break_lease(backend: LeaseBackend, name: str, if_fence: int | None, worker: str) -> LeaseHolder | None:
@@ -35,7 +35,7 @@ async def break_lease(backend: LeaseBackend, name: str, if_fence: int | None, wo
     Args:
         backend: where it is.
         name: the stored name.
-        if_fence: break it only under this fence; None: whoever holds it.
+        if_fence: break it only under this fence; None: under any.
         worker: the readable name of the operator.
 
     Raises:
@@ -55,8 +55,8 @@ async def break_lease(backend: LeaseBackend, name: str, if_fence: int | None, wo
 
 
 async def _leave_note(backend: LeaseBackend, lease: Lease, worker: str) -> None:
-    """Tell the holder who broke its lease, and before it can ask; without the note it only knows that it lost it."""
-    # The store's own operations: a note excludes nobody, so one that was written without an answer needs no undo.
+    """Leave a note for the holder before the release, so that its error names the operator."""
+    # The store's own operations: a note is no lock, so one that was written without an answer needs no undo.
     records = getattr(backend, "store", backend)
     name, holder = note_name(lease.name), f"{worker}:{mint()}"
     try:
@@ -70,7 +70,7 @@ async def _leave_note(backend: LeaseBackend, lease: Lease, worker: str) -> None:
 
 
 async def _vacate(backend: LeaseBackend, lease: Lease) -> bool:
-    """Release `lease`; whether it was held until then, as far as that can be told."""
+    """Release `lease`; whether it was held until then, as far as that is known."""
     until = backend.clock.now() + BREAK_LIMIT
     unknown = False
     while True:

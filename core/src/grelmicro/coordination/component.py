@@ -74,7 +74,7 @@ class Coordination(Resource):
         lock: serves `Lock` and `TaskLock`.
         election: serves `LeaderElection`.
         schedule: serves schedules.
-        name: tells several of one app apart: `Lock("cart", backend="analytics")` uses the one of that name, and what
+        name: distinguishes several of one app: `Lock("cart", backend="analytics")` uses the one of that name, and what
             names none uses `default`.
         requires: the least scope that every backend must have: `process`, `host` or `cluster`.
         wait: seconds for which opening tries again while a store is not there yet; by default what the variable
@@ -135,7 +135,7 @@ class Coordination(Resource):
                 `postgresql+psycopg://` or `sqlite+aiosqlite://`, may stay in it.
             namespace: separates applications that share a store; `grelmicro` by default. In a Kubernetes namespace,
                 which the URL names, it is the prefix of their Leases.
-            name: tells several of one app apart; see `Coordination`.
+            name: distinguishes several of one app; see `Coordination`.
             requires: the least scope that the store must have.
             wait: seconds for which opening tries again while the store is not there yet; see `Coordination`.
 
@@ -205,7 +205,7 @@ class Coordination(Resource):
         return LeaderElection(name, backend=self.election_backend, **settings)
 
     async def holder_of(self, name: str, *, kind: LeaseKind = "lock") -> LeaseHolder | None:
-        """Who holds a lock, a task lock or a role, and in which process; None if it is free.
+        """The holder of a lock, a task lock or a role, with its process; None if it is free.
 
         Args:
             name: that of the `Lock`, the `TaskLock` or the `LeaderElection`.
@@ -222,7 +222,7 @@ class Coordination(Resource):
     async def break_lock(
         self, name: str, if_fence: int | None = None, *, kind: LeaseKind = "lock"
     ) -> LeaseHolder | None:
-        """Take a lock, a task lock or a role away from its holder, and wake those who wait for it.
+        """Take a lock, a task lock or a role away from its holder, and wake the waiters.
 
         For operators, where a holder hangs and goes on to renew. The holder learns of it by its next renewal, at once
         if it is in this process and renewed: its block ends in `LockLostError`, or its term. Until then it works on,
@@ -230,7 +230,7 @@ class Coordination(Resource):
 
         Args:
             name: that of the `Lock`, the `TaskLock` or the `LeaderElection`.
-            if_fence: break it only under this fencing token, as `holder_of` told it; None: whoever holds it now.
+            if_fence: break it only under this fencing token, as `holder_of` returned it; None: under any.
             kind: which of them: `lock`, `tasklock` or `leader`.
 
         Returns:
@@ -247,7 +247,7 @@ class Coordination(Resource):
         if if_fence is not None and (not isinstance(if_fence, int) or isinstance(if_fence, bool)):
             raise SettingsValidationError(
                 f"break_lock(): if_fence should be a fencing token, not {type(if_fence).__name__}: "
-                "give the fence that holder_of() told, or leave it out"
+                "give the fence that holder_of() returned, or leave it out"
             )
         broken = await break_lease(backend, stored, if_fence, getattr(backend, "worker", "") or "an operator")
         if broken is not None and isinstance(backend, LockBackend):

@@ -23,7 +23,7 @@ logger = logging.getLogger("grelmicro.coordination")
 AGAIN = 1.0
 """Seconds after a look that failed until the next one, if the interval is longer."""
 
-WHO = "the health check"
+SOURCE = "the health check"
 """What notices an outage here, for the log."""
 
 TELL_AGAIN = 30.0
@@ -120,7 +120,7 @@ class HealthCheck(Resource):
         self._leaders = tuple(leaders)
         self._tasks = tasks
         self._clock = clock
-        self._outage = Outage(WHO, logger)
+        self._outage = Outage(SOURCE, logger)
         self._forget()
 
     def _forget(self) -> None:
@@ -138,7 +138,7 @@ class HealthCheck(Resource):
     async def close(self) -> None:
         """Look no more."""
         for backend in self._coordination.checked():
-            shared_outage(backend, self._outage).leave(WHO)
+            shared_outage(backend, self._outage).leave(SOURCE)
         if self._looking is not None:
             await outlast(asyncio.ensure_future(end_or_leave({self._looking})))
         self._forget()
@@ -199,9 +199,9 @@ class HealthCheck(Resource):
                         await check(backend)
             except Exception as error:
                 if self._looking is me:
-                    outage.note(error, backend.clock.now(), TELL_AGAIN, WHO)
+                    outage.note(error, backend.clock.now(), TELL_AGAIN, SOURCE)
                 return error
-            outage.over(backend.clock.now(), WHO)
+            outage.over(backend.clock.now(), SOURCE)
         return None
 
     def _note(self, began: float, failure: Exception | None) -> None:

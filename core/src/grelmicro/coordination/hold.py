@@ -34,7 +34,7 @@ class Hold:
     """None before a release was begun; then whether it was still held at that moment."""
     _signal: Signal | None = None
     _warned = False
-    """Whether it was told that it is held for long."""
+    """Whether the warning about a long hold was logged."""
 
     def __init__(self, name: str, lease: Lease, backend: LockBackend, sent_at: float, duration: float) -> None:
         self._name = name

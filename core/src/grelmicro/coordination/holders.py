@@ -1,4 +1,4 @@
-"""Who holds a lease, as a person wants to know it: the worker, and the process behind it."""
+"""The holder of a lease, for operators: the worker, and its process."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from grelmicro.leases.identity import describe_process, process_id
 
 @dataclass(frozen=True, slots=True)
 class LeaseHolder:
-    """Who holds a lock, a task lock or a role now. It holds no secret, so it can be shown and logged."""
+    """The holder of a lock, a task lock or a role. It contains no secret, so it can be shown and logged."""
 
     worker: str
-    """The readable name of the worker; `""` if it cannot be told."""
+    """The readable name of the worker; `""` if it is unknown."""
     process: str
-    """The id of the process: all leases that it holds have the same one. `""` if it cannot be told."""
+    """The id of the process: all leases that it holds have the same one. `""` if it is unknown."""
     fence: int
     """The fencing token of this holder."""
     since: datetime
@@ -39,7 +39,7 @@ class LeaseHolder:
 
 
 async def holder_of(backend: LeaseBackend, name: str) -> LeaseHolder | None:
-    """Who holds the lease of a stored name; None if it is free.
+    """The holder of the lease of a stored name; None if it is free.
 
     Raises:
         CoordinationBackendError: the store failed.
@@ -49,7 +49,7 @@ async def holder_of(backend: LeaseBackend, name: str) -> LeaseHolder | None:
 
 
 async def describe(backend: LeaseBackend, lease: Lease) -> LeaseHolder:
-    """Who holds `lease`, which was read from `backend`.
+    """The holder of `lease`, which was read from `backend`.
 
     Raises:
         CoordinationBackendError: the store failed.

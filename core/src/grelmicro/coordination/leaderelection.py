@@ -222,7 +222,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
 
     @property
     def record(self) -> LeaderRecord | None:
-        """Who leads, as the store last said; None until it said something.
+        """The leader, as the store last said; None before its first answer.
 
         It is as old as `last_round_age()` says. Without a change, a leader asks every `retry_interval`, and so does a
         candidate where the store is in memory; elsewhere a candidate asks every 10 seconds.
@@ -250,7 +250,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
         return self._standing.clock.now() - self._standing.heard_at
 
     def is_cut_off(self) -> bool:
-        """Whether the store fails and has not answered for longer than a lease: then nobody may lead."""
+        """Whether the store fails and has not answered for longer than a lease: then no worker may lead."""
         return self._standing.is_cut_off(self._config.lease_duration)
 
     def is_leader_confirmed_within(self, max_age: Duration) -> bool:
@@ -428,8 +428,8 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
             await lifecycle.end_or_leave({service})
 
     async def _serve(self) -> None:
-        who = f"election '{self._name}'"
-        outage = Outage(who, logger)
+        source = f"election '{self._name}'"
+        outage = Outage(source, logger)
         standing = self._standing
         standing.began_at = standing.clock.now()
         while True:
@@ -445,7 +445,7 @@ class LeaderElection(lifecycle.BoundToProcess, Reconfigurable[LeaderElectionConf
                         await Campaign(self, standing, backend, outage).run()
             except Exception as error:
                 standing.failing = True
-                noted.note(error, standing.clock.now(), self._config.error_interval, "" if noted is outage else who)
+                noted.note(error, standing.clock.now(), self._config.error_interval, "" if noted is outage else source)
             await sleep(standing.clock, self._config.retry_interval)
 
     def _not_leader(self) -> NotLeaderError:

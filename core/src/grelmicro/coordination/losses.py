@@ -1,4 +1,4 @@
-"""Why a lease was lost that the store does not know any more: it was broken by an operator, or nobody can tell."""
+"""The reason of a loss that a store reports: an operator broke the lease, or it is unknown."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ CLOSED = "its backend was closed"
 """How the reason begins when the app that served it closed."""
 
 REASON_LIMIT = 1.0
-"""Seconds for which the reason is looked for: whoever lost the lease waits for it."""
+"""Seconds for which the reason is looked for; the holder waits for it."""
 
 
 class Readable(Protocol):
@@ -29,7 +29,7 @@ class Readable(Protocol):
 
 
 def note_name(name: str) -> str:
-    """The name of the record that tells who broke the lease `name`, and under which fence it was held then."""
+    """The name of the record with the operator that broke the lease `name`, and the fence that it had."""
     return f"break:{name}"
 
 

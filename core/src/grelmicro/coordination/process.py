@@ -1,4 +1,4 @@
-"""The record of this process: what an operator who finds it behind a lease wants to know, kept at each store."""
+"""The record of this process at each store: host, pid and application, for operators."""
 
 import asyncio
 import logging
@@ -47,7 +47,7 @@ def process_name(process: str) -> str:
 class ProcessRecord:
     """Publishes this process at one store, and renews that, in the background.
 
-    It excludes nobody, so it is done at best: what fails is tried again, and never fails or delays anything else. Every
+    It is no lock, so it is best effort: what fails is tried again, and never fails or delays anything else. Every
     request is the same one, by which the holder extends its lease, so that one without an answer does no harm.
 
     Args:
@@ -114,7 +114,7 @@ class ProcessRecord:
         self._published = lease if lease.granted_to(self._holder) else None
 
     async def _drop_old(self) -> None:
-        """Drop what killed processes left, and what tells of leases that were broken, where the store does not."""
+        """Drop what killed processes left, and notes about broken leases, where the store does not."""
         store = self._store
         if not isinstance(store, DroppingLeases) or not self._allowed:
             return

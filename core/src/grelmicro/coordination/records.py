@@ -16,7 +16,7 @@ class LeaderRecord:
     """Who leads, as the store last said. The shape follows client-go's LeaderElectionRecord, with a fence."""
 
     holder: str
-    """The leader: its worker's name and a public part that differs in each term; `""` when nobody leads."""
+    """The leader: its worker's name and a public part that differs in each term; `""` when there is no leader."""
     fence: int
     """The number of this term: it grows with every new one. Give it to the resources that the leader writes to."""
     lease_duration: float
@@ -30,7 +30,7 @@ class LeaderRecord:
     metadata: Mapping[str, str] = field(default_factory=dict)
     """What the leader attached."""
     worker: str = ""
-    """The readable name of the leader's worker; `""` when nobody leads."""
+    """The readable name of the leader's worker; `""` when there is no leader."""
 
     @classmethod
     def of(cls, lease: Lease) -> "LeaderRecord":

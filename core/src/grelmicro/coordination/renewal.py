@@ -21,7 +21,7 @@ OUTAGE_INTERVAL = 30.0
 """Seconds between two lines of the log about renewals that go on failing."""
 
 
-WHO = "renewing leases"
+SOURCE = "renewing leases"
 """What notices an outage here, for the log."""
 
 
@@ -121,7 +121,7 @@ class Renewer:
         self._look_no_later_than(min(held.renew_at, held.deadline))
 
     def keep(self, held: Renewable) -> None:
-        """Do not renew `held`, but know of it for as long as somebody refers to it."""
+        """Do not renew `held`, but know of it for as long as it is referenced."""
         self._unrenewed.add(weakref.ref(held, self._unrenewed.discard))
 
     def find(self, name: str, owner: Owner) -> Renewable | None:
@@ -166,7 +166,7 @@ class Renewer:
         self._forget()
 
     def _forget(self) -> None:
-        self._outage.leave(WHO)
+        self._outage.leave(SOURCE)
         self._timer, self._look_at, self._shortest, self._calls = None, inf, inf, {}
 
     def _alive(self) -> list[Renewable]:
@@ -210,7 +210,7 @@ class Renewer:
             self._shortest = min(self._shortest, held.duration)
             wake_at = min(wake_at, held.deadline if now >= held.renew_at else min(held.renew_at, held.deadline))
         if not self._held:
-            self._outage.leave(WHO)
+            self._outage.leave(SOURCE)
         self._begin(due)
         self._look_no_later_than(wake_at)
 
@@ -251,13 +251,13 @@ class Renewer:
             with distinguish_cancellation():
                 async with TimeLimit(self._clock, min(held.duration for held, _ in asked) / 3):
                     survivors = await self._renew_many([(held.lease, ttl) for held, ttl in asked])
-            self._outage.over(self._clock.now(), WHO)
+            self._outage.over(self._clock.now(), SOURCE)
             unknown: set[str] = set()
         except PartlyRenewedError as error:
-            self._outage.note(error.__cause__ or error, self._clock.now(), OUTAGE_INTERVAL, WHO)
+            self._outage.note(error.__cause__ or error, self._clock.now(), OUTAGE_INTERVAL, SOURCE)
             survivors, unknown = error.survivors, {lease.holder for lease in error.failed}
         except Exception as error:
-            self._outage.note(error, self._clock.now(), OUTAGE_INTERVAL, WHO)
+            self._outage.note(error, self._clock.now(), OUTAGE_INTERVAL, SOURCE)
             return
         by_holder = {lease.holder: lease for lease in survivors}
         gone = []

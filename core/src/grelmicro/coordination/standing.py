@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class StrayCancellationError(TaskError):
-    """The work of a leader was cancelled, and neither by the end of its term nor by whoever ran it."""
+    """The work of a leader was cancelled, but not by the end of its term and not by its caller."""
 
 
 async def end(work: asyncio.Future[T]) -> None:

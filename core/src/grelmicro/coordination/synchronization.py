@@ -39,7 +39,7 @@ def synchronized(
     Args:
         name: the lock's name; `{field}` stands for an argument, also one that is left to its default, and `{order.id}`
             for a field of one, as `{self.id}` in a method. Different values never share a name;
-            `grelmicro.names.NameTemplate` tells what is encoded for that. The environment variables are those of the
+            `grelmicro.names.NameTemplate` says what is encoded for that. The environment variables are those of the
             template: `GREL_LOCK_CART_*` for `cart:{cart_id}`.
         timeout: seconds to wait for the lock; None waits as long as it takes, 0 tries once.
         auto_renew: keep the lease alive while the function runs. None: the environment, else on.

@@ -14,7 +14,7 @@ LONGEST_PAUSE = 8
 """How many times the usual time until another process knows of a release is waited at most."""
 
 TURN_TO_PAUSE = 16
-"""How many times longer than the longest pause the turn after it lasts, if nobody came: no one may be left to come."""
+"""How many times longer than the longest pause the turn after it lasts, if no other process came: none may be left."""
 
 MOST_RUNS = 1000
 """Names for which such grants are counted at most."""
@@ -45,7 +45,7 @@ class Turns:
             return
         run = self._runs.get(lease.name)
         if run is not None and lease.fence == run.fence + 1:
-            if not run.length:  # nobody came while others were let go first
+            if not run.length:  # no other process came during the pause
                 run.began_at = lease.now
             run.fence = lease.fence
             run.lasted = lease.now - run.began_at

@@ -1,4 +1,4 @@
-"""Who holds a lease: a worker's readable name, then a part that begins with the process and that only its holder knows.
+"""Holders of leases: a worker's readable name, then a part that begins with the process and is secret.
 
 A holder is `{worker}:{minted}`, or `{worker}:task:{minted}` and `{worker}:thread:{minted}` of locks. What is minted has
 three parts: the id of the process, 16 hex digits that are public; its secret, 64 random bits that never leave this
@@ -47,7 +47,7 @@ def describe_process() -> dict[str, str]:
 
 
 def worker_of(name: str, holder: str) -> str:
-    """The readable name of the worker behind `holder` of the lease `name`; "" where it cannot be told.
+    """The readable name of the worker behind `holder` of the lease `name`; "" where it is unknown.
 
     The holder that another program's elector gave itself is such a name as a whole.
     """
@@ -61,7 +61,7 @@ def worker_of(name: str, holder: str) -> str:
 
 
 def process_of(holder: str) -> str:
-    """The id of the process behind `holder`; "" where it cannot be told."""
+    """The id of the process behind `holder`; "" where it is unknown."""
     found = _MINTED.fullmatch(holder.rpartition(":")[2])
     return "" if found is None else found[1]
 

@@ -51,7 +51,7 @@ class Lease:
 
     @property
     def worker(self) -> str:
-        """The readable name of the worker who has it; `""` when it is free. It proves nothing, so it can be shown."""
+        """The readable name of the worker that has it; `""` when it is free. It proves nothing, so it can be shown."""
         return worker_of(self.name, self.holder)
 
     @property
@@ -276,7 +276,7 @@ class RaisingLeases(Protocol):
 
 @runtime_checkable
 class DroppingLeases(Protocol):
-    """What a store offers besides that keeps free records for good: it can drop one when told to."""
+    """What a store offers besides that keeps free records for good: it can drop one on request."""
 
     async def drop(self, name: str) -> bool:
         """Drop the record, whatever it says, if there is one; False where the store does not allow that."""

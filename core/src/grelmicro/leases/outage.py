@@ -20,11 +20,11 @@ def reason_of(error: BaseException) -> str:
 class Outage:
     """The trouble of a store, which all its users of this process share, or that of a single thing.
 
-    It begins with the first failure. It is over with the first success once nobody who noticed it still fails.
+    It begins with the first failure. It is over with the first success once no source that noticed it still fails.
 
     Args:
         title: what has trouble, for the log.
-        logger: where it is told.
+        logger: where it is logged.
         emits: whether it is an event too: that of a store is.
     """
 
@@ -34,7 +34,7 @@ class Outage:
         self._emits = emits
         self._since: float | None = None
         self._told_at = 0.0
-        self._failing: dict[str, float] = {}  # who noticed it, and when it failed last
+        self._failing: dict[str, float] = {}  # the sources that noticed it, and when each failed last
 
     @property
     def is_on(self) -> bool:
@@ -42,7 +42,7 @@ class Outage:
         return self._since is not None
 
     def note(
-        self, error: BaseException, now: float, interval: float = inf, who: str = "", *, awaited: bool = True
+        self, error: BaseException, now: float, interval: float = inf, source: str = "", *, awaited: bool = True
     ) -> None:
         """A request failed at `now`.
 
@@ -50,12 +50,12 @@ class Outage:
             error: how it failed.
             now: the time of this process.
             interval: seconds between two lines that tell that it goes on.
-            who: what sent the request, for the log.
-            awaited: whether the outage lasts until `who` has had success, which needs to try again soon.
+            source: what sent the request, for the log.
+            awaited: whether the outage lasts until `source` has had success, which needs to try again soon.
         """
         if awaited:
-            self._failing[who] = now
-        title = f"{self.title} ({who})" if who else self.title
+            self._failing[source] = now
+        title = f"{self.title} ({source})" if source else self.title
         if self._since is None:
             self._since = self._told_at = now
             self._logger.warning("%s has trouble since %.1f s: %s", title, 0.0, reason_of(error))
@@ -65,14 +65,14 @@ class Outage:
             self._told_at = now
             self._logger.info("%s still has trouble after %.1f s: %s", title, now - self._since, reason_of(error))
 
-    def over(self, now: float, who: str = "") -> None:
-        """A request of `who` succeeded at `now`."""
+    def over(self, now: float, source: str = "") -> None:
+        """A request of `source` succeeded at `now`."""
         if self._since is None:
             return
         self._failing = {
             other: failed_at
             for other, failed_at in self._failing.items()
-            if other != who and now - failed_at < STALE_AFTER_S
+            if other != source and now - failed_at < STALE_AFTER_S
         }
         if self._failing:
             return
@@ -81,17 +81,17 @@ class Outage:
         if self._emits:
             emit("recovered", self.title, seconds)
 
-    def leave(self, who: str) -> None:
-        """`who` has nothing more to send: it is over with the success of others."""
-        self._failing.pop(who, None)
+    def leave(self, source: str) -> None:
+        """`source` sends no more requests: the outage ends with the success of others."""
+        self._failing.pop(source, None)
 
     def forget(self) -> None:
-        """Nobody uses the store any more."""
+        """The store has no user any more."""
         self._failing.clear()
         self._since = None
 
 
 def shared_outage(backend: object, own: Outage) -> Outage:
-    """The outage of the store of `backend`; `own` if it tells none."""
+    """The outage of the store of `backend`; `own` if it has none."""
     found = getattr(backend, "outage", None)
     return found if isinstance(found, Outage) else own

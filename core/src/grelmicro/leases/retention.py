@@ -6,7 +6,7 @@ RETENTION = 7 * 24 * 3600.0
 """Seconds for which the record of a free lock without data is kept: names made per request must not grow a store."""
 
 NOTES = ("process:", "break:")
-"""The kinds whose data counts no more once they are free: it told of a process, or of a lease that was broken."""
+"""The kinds whose data is void once they are free: it describes a process, or a lease that was broken."""
 
 DROPPED_KINDS = ("lock:", "tasklock:", *NOTES)
 """The kinds whose free records are dropped. Leaders and schedules are kept for good."""

@@ -137,7 +137,7 @@ class Job:
         self._outage_of(lock).over(self.clock.now(), f"task {self.name}")
 
     def _outage_of(self, lock: TaskLock) -> Outage:
-        """The outage of the store of the lock, which all share who use it; one of the task where no store is known."""
+        """The outage of the store of the lock, shared by all its users; one of the task where no store is known."""
         try:
             return shared_outage(lock.backend, self._outage)
         except OutOfContextError:
@@ -149,8 +149,8 @@ class Job:
         if outcome is None:
             reason = TaskError(f"it did not run, since it could not be told whose turn it is: {told}")
             outage = self._outage_of(lock)
-            who = "" if outage is self._outage else f"task {self.name}"
-            outage.note(reason, self.clock.now(), ERROR_INTERVAL, who)
+            source = "" if outage is self._outage else f"task {self.name}"
+            outage.note(reason, self.clock.now(), ERROR_INTERVAL, source)
             return FireOutcome.COORDINATION_ERROR
         logger.warning("task %s ran, and its lock could not be given back: %s", self.name, told)
         return outcome

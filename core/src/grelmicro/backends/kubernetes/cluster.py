@@ -124,7 +124,7 @@ class Cluster:
 
     @property
     def place(self) -> Hashable:
-        """What tells clusters and their namespaces apart, as they are set; a client of the application is one."""
+        """What distinguishes clusters and their namespaces, as they are set; a client of the application is one."""
         return self.namespace, self.kubeconfig, self.context, self.client and id(self.client)
 
     def namespace_in(self, source: Source) -> str:

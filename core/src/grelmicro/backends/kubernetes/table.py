@@ -165,7 +165,7 @@ class Table:
         def is_done(record: Lease) -> bool:
             return record.granted_to(lease.holder) and record.fence >= least
 
-        # What is left of it, since it seems to begin with this write to those who watch it.
+        # What is left of it, since it begins with this write for all that watch it.
         seconds = whole_seconds(max(lease.remaining, 1.0))
         changed = await self._change(lease, change, seconds, f"raising the fence of {lease.name!r}", is_done=is_done)
         if changed is None:

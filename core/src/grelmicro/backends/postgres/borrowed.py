@@ -71,7 +71,7 @@ class BorrowedConnections(Requests):
         """A connection of the pool that is outside of any transaction."""
         connection = await self._lent(until)
         if connection.is_in_transaction():
-            # What is asked for in there is seen by nobody else, and undone when the pool resets the connection.
+            # What is asked for in there is invisible to others, and undone when the pool resets the connection.
             _terminate(connection)
             await self._give_back(connection)
             raise BackendUnavailableError(

@@ -15,7 +15,7 @@ class Late(NamedTuple):
     """An acquire that was given up."""
 
     recovery: "asyncio.Task[bool] | None"
-    """Tells whether its connection has shown that the server is done; None: the connection is gone."""
+    """Returns whether its connection has shown that the server is done; None: the connection is gone."""
     not_after: float
     """The server's time after which it is not granted."""
 

@@ -76,7 +76,7 @@ def _marked(row: str) -> str:
 
 
 def _in_time(row: str, limit: str) -> str:
-    """True, or an error that undoes the statement: the transaction of somebody else may have kept the row until now.
+    """True, or an error that undoes the statement: another transaction may have kept the row until now.
 
     A condition is judged before the statement waits for its row, and once more only if the row has changed meanwhile.
     """

@@ -300,5 +300,5 @@ async def _close(opened: _Open, pool: Pool | None = None) -> None:
             try:
                 async with asyncio.timeout(LAST_LIMIT):
                     await pool.close()
-            except Exception:  # somebody keeps a connection of it
+            except Exception:  # one of its connections is in use
                 pool.terminate()

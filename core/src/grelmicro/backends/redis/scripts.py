@@ -195,7 +195,7 @@ release = Script(
 )
 """Arguments: holder, me, fence, milliseconds to keep the record (0: for good), and the new data if there is some."""
 
-# PERSIST as for a renewal. Nobody is told: the lease is free for no moment.
+# PERSIST as for a renewal. Nothing is published: the lease is free for no moment.
 pass_on = Script(
     _READ_OWNED,
     f"if now > tonumber(ARGV[6]) then return {{{LATE}, now}} end",

@@ -123,7 +123,7 @@ class Table:
         return round((now + self._ahead + self._limit) * 1e6)
 
     def _granted(self, name: str, answer: Sequence[Any], asked_at: float) -> Lease:
-        """The record that the answer to an acquire tells, and with it the time."""
+        """The record in the answer to an acquire, with the time."""
         lease = _lease(name, answer)
         self.learn_time(lease.now, asked_at)
         return lease
@@ -207,7 +207,7 @@ class Table:
         await self._run_many(scripts.vacate, calls, "vacating expired leases")
 
     def _vacation(self, name: str) -> Arguments:
-        """What `vacate` needs to set a record free: what a note tells counts no more then."""
+        """What `vacate` needs to set a record free: the data of a note is void then."""
         return (b"", b"", self._kept(name), *_encoded({} if name.startswith(NOTES) else None))
 
     def _renewal(self, lease: Lease, ttl: float, data: Mapping[str, str] | None) -> Arguments:

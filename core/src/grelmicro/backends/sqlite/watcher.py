@@ -48,7 +48,7 @@ Version = tuple[int, int]
 
 
 class _Watched:
-    """What is known of a name that somebody waits for."""
+    """What is known of a name that has waiters."""
 
     __slots__ = ("asks_until", "hinted", "looked", "row", "signal", "unmarked")
 
@@ -57,8 +57,8 @@ class _Watched:
         self.asks_until = 0.0  # when the last waiter to come has asked, by the event loop's time
         self.looked = False
         self.row: Row | None = None
-        self.hinted: tuple[object, ...] | None = None  # the free state that was told last
-        self.unmarked: int | None = None  # the fence for which it was told that nobody is marked as waiting
+        self.hinted: tuple[object, ...] | None = None  # the free state of the last hint
+        self.unmarked: int | None = None  # the fence for which the mark of waiters was reported missing
 
 
 class _Seen(NamedTuple):
@@ -270,7 +270,7 @@ class Watcher:
         return changed
 
     def _is_news(self, watched: _Watched, now: float) -> bool:
-        """Whether those who wait should ask now.
+        """Whether the waiters should ask now.
 
         They should when the lease is free, once for each time that it becomes free. While it is held, by whomever,
         there is nothing to ask for: a hand-over wakes only those that look between the release and the next grant.
