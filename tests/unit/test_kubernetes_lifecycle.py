@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from time import monotonic
 
@@ -44,16 +44,19 @@ def config(api: ApiServer, tmp_path: Path) -> Path:
     return kubeconfig(tmp_path / "config", api.url, cluster=trust)
 
 
-async def run(code: str, config: Path) -> str:
-    """What a program prints; it must not complain about anything."""
+async def run(code: str, config: Path, condition: Callable[[], bool] | None = None) -> str:
+    """What a program prints; it must not complain about anything. It can read a line once `condition` holds."""
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-X", "dev", "-W", "error", "-W", "ignore::DeprecationWarning", "-c", PROGRAM + code, config),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
     try:
         async with asyncio.timeout(60.0):
-            out, complaints = await program.communicate()
+            while condition is not None and not condition() and program.returncode is None:
+                await asyncio.sleep(0.01)
+            out, complaints = await program.communicate(b"\n")
     except TimeoutError:
         program.kill()
         await program.communicate()
@@ -90,14 +93,14 @@ async def main():
     await requests.open()
     await use(requests)
     tasks = [asyncio.create_task(watch(requests)), asyncio.create_task(use(requests, 1))]
-    await asyncio.sleep(0.3)
+    await asyncio.to_thread(sys.stdin.readline)  # asyncio leaves a socket whose TLS handshake is cancelled at the end
     tasks.append(asyncio.create_task(use(requests, 5)))
     await asyncio.sleep(0)
 
 asyncio.run(main())
 print("done")
 """
-    assert await run(code, config) == "done\n"
+    assert await run(code, config, lambda: len(api.seen) == 5) == "done\n"
 
 
 async def test_what_outlasts_the_end_of_the_event_loop_can_still_ask(config: Path, api: ApiServer) -> None:
