@@ -40,6 +40,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
     finally:
         sys.unraisablehook = hook
         logger.removeHandler(reported)
+    gc.freeze()  # what outlives the test is not searched again at the end of each later one
     if reported.texts:
         pytest.fail("\n".join([f"{item.nodeid} left errors behind:", *reported.texts]), pytrace=False)
 

@@ -62,6 +62,8 @@ class RedisServer(Server):
         ]
 
     def ready(self) -> bool:
+        if password := self.config.get("requirepass"):  # without it, a server that loads its data says only -NOAUTH
+            return self.ask(f"AUTH {password}\r\nPING").endswith(("+PONG\r\n", "-MASTERDOWN\r\n"))
         return self.ask("PING").startswith(("+PONG", "-NOAUTH", "-NOPERM", "-MASTERDOWN"))
 
     def flush(self) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -28,6 +29,10 @@ TROUBLE = "{path}: waking waiters at once (they probe it meanwhile) has trouble 
 reported = pytest.mark.skipif(
     not sys.platform.startswith(("linux", "darwin", "freebsd")), reason="this platform reports no changes of files"
 )
+
+
+RARE_PROBE_S = 3.0
+"""Seconds between two probes where a test wants to see reports."""
 
 
 @pytest.fixture
@@ -50,8 +55,8 @@ async def other(path: Path) -> AsyncIterator[SQLiteStore]:
 
 @pytest.fixture
 def rarely_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is seen soon was reported."""
-    monkeypatch.setattr(watcher, "PROBE_INTERVAL_S", 3600.0)
+    """What is seen sooner was reported. A report precedes its commit, so that now and then a probe has to see it."""
+    monkeypatch.setattr(watcher, "PROBE_INTERVAL_S", RARE_PROBE_S)
 
 
 @contextmanager
@@ -105,6 +110,7 @@ def descriptors() -> list[str]:
 @reported
 @pytest.mark.usefixtures("rarely_probed")
 async def test_a_release_by_another_process_is_reported(store: SQLiteStore, other: SQLiteStore) -> None:
+    took = []
     for _ in range(5):
         lease = await held_by_other(store, other)
         async with store.watch("lock:a") as waiter:
@@ -112,7 +118,10 @@ async def test_a_release_by_another_process_is_reported(store: SQLiteStore, othe
             waiting = asyncio.create_task(waiter.wait(3 * PATIENCE))
             await asyncio.sleep(0.02)
             await other.release(lease)
+            released_at = monotonic()
             assert await asyncio.wait_for(waiting, PATIENCE)
+            took.append(monotonic() - released_at)
+    assert min(took) < RARE_PROBE_S / 2
 
 
 @reported
