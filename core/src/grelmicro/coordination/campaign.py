@@ -192,7 +192,7 @@ class Campaign:
         late = self._standing.leading_for(term) <= 0
         term.confirm(lease, sent_at, timing)
         if late:
-            # It was seen to end already, and whoever saw that would not see it go on.
+            # Its end was observed already, and an observer does not look at the same term again.
             self._standing.resign("the answer to its renewal came too late")
         self._standing.record = LeaderRecord.of(lease)
         emit("renewed", self._key)

@@ -70,7 +70,7 @@ def _result(body: asyncio.Task[T]) -> T:
     except asyncio.CancelledError as error:
         raise StrayCancellationError(
             "the work of a leader was cancelled by something that it awaits, while its term went on: catch the "
-            "CancelledError of that, or see who cancels it"
+            "CancelledError of that, or find the code that cancels it"
         ) from error
 
 
