@@ -1,15 +1,18 @@
 """A gateway before a Kubernetes API server that counts requests, and does to watches what networks do."""
 
 import asyncio
-import ssl
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientError, ClientResponse, ClientTimeout, web
+from kubernetes_asyncio.client import Configuration
 from multidict import CIMultiDictProxy
 
+from grelmicro.backends.kubernetes.channel import Channel, drop
 from tests.servers.home import free_port
 
 VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
@@ -47,10 +50,8 @@ class Gateway:
         self._beginning.set()
 
     async def __aenter__(self) -> Self:
-        context = ssl.create_default_context(cafile=self._certificate)
-        self._session = ClientSession(
-            connector=TCPConnector(ssl=context, limit=0), timeout=ClientTimeout(total=None), read_bufsize=2**21
-        )
+        configuration = Configuration(host=self._target, ssl_ca_cert=str(self._certificate))
+        self._channel = Channel(configuration)  # which leaves no connection behind, however a request ends
         server = web.Server(self._handle, handler_cancellation=True)
         self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -63,7 +64,7 @@ class Gateway:
         self.end_watches()
         self.heal()
         await self._runner.cleanup()
-        await self._session.close()
+        await self._channel.close()
 
     # What watches suffer
 
@@ -104,7 +105,7 @@ class Gateway:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         self.busy += 1
         try:
-            async with await self._pass_on(request) as answer:
+            async with self._passed_on(request) as answer:
                 body = await answer.read()
         finally:
             self.busy -= 1
@@ -116,7 +117,7 @@ class Gateway:
         end = asyncio.ensure_future(self._end.wait())
         self.watches += 1
         try:
-            async with await self._pass_on(request) as answer:
+            async with self._passed_on(request) as answer:
                 response = web.StreamResponse(status=answer.status, headers=_of_answer(answer.headers))
                 await response.prepare(request)
                 await self._stream(answer, response, end)
@@ -142,11 +143,17 @@ class Gateway:
             if not self._swallowing:
                 await response.write(line.result())
 
-    async def _pass_on(self, request: web.BaseRequest) -> ClientResponse:
+    @asynccontextmanager
+    async def _passed_on(self, request: web.BaseRequest) -> AsyncIterator[ClientResponse]:
         headers = {name: request.headers[name] for name in PASSED_ON if name in request.headers}
-        return await self._session.request(
-            request.method, self._target + request.raw_path, data=await request.read(), headers=headers
+        url, body = self._target + request.raw_path, await request.read()
+        answer = await self._channel.request(
+            request.method, url, data=body, headers=headers, timeout=ClientTimeout(total=None)
         )
+        try:
+            yield answer
+        finally:
+            drop(answer)
 
 
 def _verb(request: web.BaseRequest) -> str:
