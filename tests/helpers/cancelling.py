@@ -35,6 +35,8 @@ class Suspended(Generic[T]):
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], at: int, when: When, cancel: Cancel) -> None:
         self.suspensions = 0
+        self.interrupted = False
+        """Whether a cancellation was raised in the coroutine."""
         self._coroutine = coroutine
         self._at = at
         self._when = when
@@ -54,6 +56,7 @@ class Suspended(Generic[T]):
             try:
                 yield awaited
             except BaseException as error:
+                self.interrupted |= isinstance(error, asyncio.CancelledError)
                 step = partial(self._coroutine.throw, error)
             else:
                 step = partial(self._coroutine.send, None)
