@@ -1,0 +1,107 @@
+"""`lock`: a lock for a block of code."""
+
+import asyncio
+from contextlib import ExitStack
+from functools import lru_cache
+from types import TracebackType
+
+from django.core.exceptions import SynchronousOnlyOperation
+
+from grelmicro.config import Duration
+from grelmicro.coordination import LockTemplate, ThreadLockHandle
+from grelmicro.errors import OutOfContextError, SettingsValidationError
+from grelmicro_django.serving import served
+
+
+def lock(
+    name: str,
+    *,
+    timeout: Duration | None = 5.0,
+    auto_renew: bool | None = None,
+    lease_duration: Duration | None = None,
+    max_hold: Duration | None = None,
+    **values: object,
+) -> "BlockLock":
+    """A lock for a block: `with lock("order:{pk}", pk=order.pk) as held`.
+
+    Args:
+        name: the lock's name; `{field}` stands for a keyword argument. Different values never share a name.
+        timeout: seconds to wait for it; None waits as long as it takes, 0 tries once.
+        auto_renew: keep the lease alive while the block runs. None: the environment, else on.
+        lease_duration: seconds after which the lock frees itself. None: the environment, else 30, or 60 where it is
+            not renewed.
+        max_hold: seconds after which it is not renewed any more. None: the environment, else no limit.
+        values: the fields of the name.
+
+    Raises:
+        SettingsValidationError: the name or a setting breaks a rule, or a field has no value.
+    """
+    template = template_of(name, timeout, auto_renew, lease_duration, max_hold)
+    try:
+        named = template.name(values)
+    except KeyError as missing:
+        raise SettingsValidationError(
+            f"lock name {name!r} has the field {{{missing.args[0]}}}: give its value, as in "
+            f"lock({name!r}, {missing.args[0]}=...)"
+        ) from None
+    if unknown := sorted(values.keys() - set(template.template.fields)):
+        raise SettingsValidationError(f"lock name {name!r} has no field {{{unknown[0]}}}: write it in the name")
+    return BlockLock(template, named)
+
+
+@lru_cache(maxsize=1024)
+def template_of(
+    name: str,
+    timeout: Duration | None,
+    auto_renew: bool | None,
+    lease_duration: Duration | None,
+    max_hold: Duration | None,
+) -> LockTemplate:
+    """The locks of a name; the environment is read once for each."""
+    return LockTemplate.of(
+        name, timeout=timeout, auto_renew=auto_renew, lease_duration=lease_duration, max_hold=max_hold
+    )
+
+
+class BlockLock:
+    """What `lock` returns: it guards one block."""
+
+    def __init__(self, template: LockTemplate, name: str) -> None:
+        self.name = name
+        """The lock's name."""
+        self._template = template
+        self._entered: ExitStack | None = None
+
+    def __enter__(self) -> ThreadLockHandle:
+        """Acquire the lock.
+
+        Raises:
+            SynchronousOnlyOperation: an event loop runs in this thread, which the wait would block.
+            LockTimeoutError: another holder kept it for the whole timeout.
+            CoordinationBackendError: the store failed.
+            OutOfContextError: it guards a block already.
+        """
+        _refuse_event_loop()
+        if self._entered is not None:
+            raise OutOfContextError(f"lock {self.name!r} guards a block already: call lock() again for another one")
+        with ExitStack() as stack:
+            micro = stack.enter_context(served())
+            made = self._template.lock(self.name, micro.coordination)
+            held = stack.enter_context(made.from_thread.acquire(timeout=self._template.timeout))
+            self._entered = stack.pop_all()
+        return held
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        entered, self._entered = self._entered, None
+        if entered is not None:
+            entered.__exit__(kind, error, traceback)
+
+
+def _refuse_event_loop() -> None:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise SynchronousOnlyOperation("`with lock(...)` would block the event loop of this thread: use `async with`")

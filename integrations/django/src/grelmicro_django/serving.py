@@ -1,0 +1,155 @@
+"""The app that serves this process: it is opened by its first use, and replaced when the settings change."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+from grelmicro import Grelmicro
+from grelmicro_django.settings import NAME, Settings, read_settings
+from grelmicro_django.stores import coordination_of
+from grelmicro_django.testrun import is_test_run
+
+FOLLOWED = (NAME, "DATABASES", "CACHES")
+"""The settings on which a store depends."""
+
+
+class Served:
+    """An open app with the number of blocks that use it."""
+
+    def __init__(self, micro: Grelmicro) -> None:
+        self.micro = micro
+        self.users = 0
+        self.replaced = False
+
+
+class Serving:
+    """The app of a process, on an event loop in a thread.
+
+    One that is replaced stays open until its last user has ended, so that a lease is released where it was acquired.
+    """
+
+    def __init__(self) -> None:
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Have no app, as in a child that was forked."""
+        self._served: Served | None = None
+        self._changing = threading.Lock()
+        self._overrides = 0
+
+    def enter(self) -> Served:
+        """Add a user of the app, which is opened where it is not open.
+
+        Raises:
+            SettingsValidationError: `GRELMICRO` breaks a rule.
+            CoordinationBackendError: the store failed.
+            OutOfContextError: an event loop runs in this thread.
+        """
+        with self._changing:
+            served = self._served
+            if served is None or not served.micro.is_open:
+                self._served = served = _opened(self._store_settings())
+            served.users += 1
+            return served
+
+    def enter_at_once(self) -> Served | None:
+        """Add a user of the app if it is open; it never waits for a store."""
+        with self._changing:
+            served = self._served
+            if served is None or not served.micro.is_open:
+                return None
+            served.users += 1
+            return served
+
+    def leave(self, served: Served) -> bool:
+        """Remove a user; whether the app is to be closed now."""
+        with self._changing:
+            served.users -= 1
+            return served.replaced and not served.users
+
+    def replace(self) -> None:
+        """Let the next user open an app anew; the present one closes with its last user."""
+        with self._changing:
+            served, self._served = self._served, None
+            if served is None:
+                return
+            served.replaced = True
+            ended = not served.users
+        if ended:
+            close(served)
+
+    def follow(self, *, overridden: bool) -> None:
+        """The setting `GRELMICRO` was overridden for a test, or is as before again."""
+        self._overrides = max(self._overrides + (1 if overridden else -1), 0)
+
+    def _store_settings(self) -> Settings | None:
+        """The settings whose store is to be used; None: a private memory store, as in a test run."""
+        if is_test_run() and not self._overrides:
+            given = _test_settings()
+            return None if given is None or given.TEST is None else given.model_copy(update={"STORE": given.TEST.STORE})
+        return read_settings()
+
+
+def _test_settings() -> Settings | None:
+    """The settings of the project in a test run, which may have none."""
+    from django.conf import settings
+
+    return read_settings() if hasattr(settings, NAME) else None
+
+
+def _opened(settings: Settings | None) -> Served:
+    store, namespace = ("memory://", None) if settings is None else (settings.STORE, settings.NAMESPACE)
+    micro = Grelmicro(uses=[coordination_of(store, namespace)])
+    micro.open()
+    return Served(micro)
+
+
+def close(served: Served) -> None:
+    """Close an app that was replaced. It waits for its thread, which an event loop must not do."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        served.micro.close()
+    else:
+        threading.Thread(target=served.micro.close, name="grelmicro-close").start()
+
+
+serving = Serving()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=serving.start_anew)
+
+
+def renew(*, setting: str, enter: bool, **_: Any) -> None:
+    """A setting was changed: open anew what depends on it."""
+    if setting == NAME:
+        serving.follow(overridden=enter)
+    if setting in FOLLOWED:
+        serving.replace()
+
+
+@contextmanager
+def served() -> Iterator[Grelmicro]:
+    """The app of this process for a block, in a thread without a running event loop; raises what `enter` raises."""
+    entered = serving.enter()
+    try:
+        yield entered.micro
+    finally:
+        if serving.leave(entered):
+            close(entered)
+
+
+@asynccontextmanager
+async def aserved() -> AsyncIterator[Grelmicro]:
+    """The same in a coroutine: a store is opened in a thread."""
+    entered = serving.enter_at_once()
+    if entered is None:
+        entered = await asyncio.to_thread(serving.enter)
+    try:
+        yield entered.micro
+    finally:
+        if serving.leave(entered):
+            close(entered)
