@@ -22,7 +22,7 @@ from grelmicro.coordination import (
     WouldBlockError,
 )
 from grelmicro.testing.clock import MovableClock
-from tests.helpers.worlds import World, pass_by
+from tests.helpers.worlds import World, eventually, pass_by
 
 LONG = 3600.0
 
@@ -133,6 +133,8 @@ async def test_what_a_call_in_a_pool_left_held_is_not_renewed(world: World, cloc
         lock = Lock("cart", backend=client, lease_duration=9, auto_renew=True)
         await asyncio.to_thread(lock.from_thread.acquire)
         gc.collect()
+        # The thread drops the call a moment after it has given the result.
+        await eventually(lambda: all(owner.done() for owner in lock._held), "the call has ended")
         await pass_by(clock, client, 9.5)
         assert len(client.renewer) == 0
         await Lock("cart", backend=other).acquire_nowait()
