@@ -30,4 +30,7 @@ def test_environment() -> Iterator[None]:
     setup_test_environment()
     yield
     teardown_test_environment()
+    with serving._changing:
+        users = 0 if serving._served is None else serving._served.users
     serving.replace()
+    assert not users, "what a test left open would serve the next ones"

@@ -11,7 +11,7 @@ from django.test import override_settings
 from grelmicro.coordination import LockTimeoutError
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro_django import lock
-from grelmicro_django.serving import serving
+from grelmicro_django.serving import served, serving
 
 
 def in_thread(work: object) -> BaseException | None:
@@ -87,8 +87,8 @@ def test_a_test_run_never_opens_the_store_of_the_project(tmp_path: Path, monkeyp
 def test_overridden_settings_count(tmp_path: Path) -> None:
     with override_settings(GRELMICRO={"STORE": f"sqlite:///{tmp_path}/locks.db"}), lock("order"):
         assert (tmp_path / "locks.db").exists()
-    with lock("order"):
-        assert serving.enter().micro.coordination.lock_backend.scope == "process"
+    with lock("order"), served() as micro:
+        assert micro.coordination.lock_backend.scope == "process"
 
 
 def test_a_store_that_is_replaced_stays_open_for_the_lease_that_is_held(tmp_path: Path) -> None:
@@ -96,9 +96,10 @@ def test_a_store_that_is_replaced_stays_open_for_the_lease_that_is_held(tmp_path
     there = {"STORE": f"sqlite:///{tmp_path}/there.db"}
     with override_settings(GRELMICRO=here):
         with lock("order") as held:
-            micro = serving.enter().micro
+            with served() as micro:
+                pass
             with override_settings(GRELMICRO=there), lock("order", timeout=0):
                 assert held.valid
+            assert micro.is_open
             held.extend()
-            assert isinstance(in_thread(lambda: enter("order")), LockTimeoutError)
-        assert micro.is_open
+        assert not micro.is_open
