@@ -4,6 +4,7 @@ Requests and answers are JSON objects, one a line. A child runs its program at t
 interpreter ends as it does after any program.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -14,16 +15,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 
+from _pytest.config import default_plugins
+
 WARM = (
     "grelmicro_fastapi",
+    "grelmicro.backends.memory",
     "grelmicro.backends.postgres",
     "grelmicro.backends.redis",
     "grelmicro.backends.sqlite",
     "grelmicro.task",
+    "grelmicro.testing",
     "fastapi.testclient",
     "pytest_asyncio.plugin",
-    "xdist.plugin",
+    *(f"_pytest.{name}" for name in default_plugins),
 )
+"""The modules that it has imported. None of them may read the environment, as the client of Kubernetes does."""
 
 POLL_INTERVAL = 0.002
 """Seconds between two looks for the end of a child."""
@@ -94,7 +100,9 @@ def become(request: Request) -> None:
 def run(file: str) -> None:
     """Run a program, or the tests of a file."""
     if file.startswith("test_"):
-        options = ["-q", "-p", "no:cacheprovider", "-W", "error"]
+        # What grelmicro-suite[testing] brings; all plugins that are installed here take longer to load than most tests.
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        options = ["-q", "-p", "asyncio", "-p", "no:cacheprovider", "-W", "error"]
         # What follows silences warnings that are not the reader's: of this process, and of pytest-asyncio.
         options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
         options += ["-o", "asyncio_default_fixture_loop_scope=function"]
@@ -110,6 +118,9 @@ def run(file: str) -> None:
 if __name__ == "__main__":
     for name in WARM:
         importlib.import_module(name)
+    # Collections in the children leave alone what was imported here: looking through it would copy its memory.
+    gc.collect()
+    gc.freeze()
     asked = serve()
     become(asked)
     run(asked.file)
