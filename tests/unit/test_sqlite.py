@@ -826,9 +826,19 @@ async def test_a_record_that_is_taken_again_meanwhile_is_not_dropped(store: SQLi
 
 @pytest.mark.slow
 async def test_closing_puts_the_log_back_into_the_file(tmp_path: Path) -> None:
-    """Two connections that closed at the same moment would each leave that to the other."""
-    for _ in range(300):
+    """Two connections that closed at the same moment would each leave that to the other: the writer waits."""
+    release = threading.Event()
+    for _ in range(20):
         async with SQLiteStore(tmp_path / "locks.db") as store:
             await store.acquire("lock:a", "a", 5)
             await store.read("lock:a")
+            assert store._opened is not None
+            lanes = store._opened.reader, store._opened.writer
+            release.clear()
+            lanes[0].later(lambda _: release.wait(10.0))
+            closing = asyncio.create_task(store.__aexit__(None, None, None))
+            await asyncio.sleep(0.01)
+            assert [len(lane._connections) for lane in lanes] == [1, 1]
+            release.set()
+            await closing
         assert os.listdir(tmp_path) == ["locks.db"]
