@@ -1,8 +1,9 @@
 """The PostgreSQL store keeps the contract: directly, through a pooler, and on an application's own pool."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from functools import cache
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -13,7 +14,17 @@ from grelmicro.leases import LeaseStore
 from tests.contract.passing import PassingContract
 from tests.contract.raising import RaisingContract
 from tests.servers.fixtures import Outside, StartPgbouncer
-from tests.servers.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer, fresh_database
+
+Database = Callable[[PostgresServer | Outside], str]
+"""The URL of a database on a server."""
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[Database]:
+    """A new database on each server, for all tests here: each test uses names of its own."""
+    with ExitStack() as stack:
+        yield cache(lambda server: stack.enter_context(fresh_database(server.url)))
 
 
 class InRealTime(PassingContract, RaisingContract):
@@ -27,13 +38,17 @@ class TestPostgres(InRealTime):
     """On each version that is found; the second store is another one on the same database."""
 
     @pytest.fixture
-    async def store(self, every_postgres_url: str) -> AsyncIterator[PostgresStore]:
-        async with PostgresStore(every_postgres_url) as store:
+    def url(self, every_postgres: PostgresServer | Outside, database: Database) -> str:
+        return database(every_postgres)
+
+    @pytest.fixture
+    async def store(self, url: str) -> AsyncIterator[PostgresStore]:
+        async with PostgresStore(url) as store:
             yield store
 
     @pytest.fixture
-    async def other(self, store: PostgresStore, every_postgres_url: str) -> AsyncIterator[PostgresStore]:
-        async with PostgresStore(every_postgres_url) as other:
+    async def other(self, store: PostgresStore, url: str) -> AsyncIterator[PostgresStore]:
+        async with PostgresStore(url) as other:
             yield other
 
 
@@ -42,15 +57,15 @@ class TestPostgresBehindAPooler(InRealTime):
 
     @pytest.fixture
     async def stores(
-        self, postgres_server: PostgresServer | Outside, postgres_url: str, start_pgbouncer: StartPgbouncer
+        self, postgres_server: PostgresServer | Outside, database: Database, start_pgbouncer: StartPgbouncer
     ) -> AsyncIterator[list[PostgresStore]]:
         if isinstance(postgres_server, Outside):
             pytest.skip("the server of POSTGRES_URL may not be reachable for a pooler")
         pooler = start_pgbouncer(postgres_server, default_pool_size=2, server_round_robin=1)
-        parts = urlsplit(postgres_url)
-        url = urlunsplit(parts._replace(netloc=f"postgres@127.0.0.1:{pooler.port}"))
+        direct = database(postgres_server)
+        url = urlunsplit(urlsplit(direct)._replace(netloc=f"postgres@127.0.0.1:{pooler.port}"))
         async with AsyncExitStack() as stack:
-            yield [await stack.enter_async_context(PostgresStore(url, listen_url=postgres_url)) for _ in range(2)]
+            yield [await stack.enter_async_context(PostgresStore(url, listen_url=direct)) for _ in range(2)]
 
     @pytest.fixture
     def store(self, stores: list[PostgresStore]) -> PostgresStore:
@@ -65,14 +80,18 @@ class TestPostgresOnAPool(InRealTime):
     """On a pool of an application, which lends one connection at a time."""
 
     @pytest.fixture
-    async def store(self, postgres_url: str) -> AsyncIterator[PostgresStore]:
+    def url(self, postgres_server: PostgresServer | Outside, database: Database) -> str:
+        return database(postgres_server)
+
+    @pytest.fixture
+    async def store(self, url: str) -> AsyncIterator[PostgresStore]:
         async with (
-            asyncpg.create_pool(postgres_url, min_size=1, max_size=1) as pool,
-            PostgresStore(pool=pool, listen_url=postgres_url) as store,
+            asyncpg.create_pool(url, min_size=1, max_size=1) as pool,
+            PostgresStore(pool=pool, listen_url=url) as store,
         ):
             yield store
 
     @pytest.fixture
-    async def other(self, store: PostgresStore, postgres_url: str) -> AsyncIterator[PostgresStore]:
-        async with PostgresStore(postgres_url) as other:
+    async def other(self, store: PostgresStore, url: str) -> AsyncIterator[PostgresStore]:
+        async with PostgresStore(url) as other:
             yield other
