@@ -170,8 +170,8 @@ async def test_the_timeout_is_for_all_of_them(real_world: World) -> None:
     """The second one is waited for no longer than the first one left."""
     async with real_world.client() as client, real_world.client() as other:
         first, _ = await locks(other, "a")[0].acquire(), await locks(other, "b")[0].acquire()
-        waiting = asyncio.create_task(MultiLock(*locks(client, "a", "b")).acquire(timeout=2))
-        await asyncio.sleep(1.2)
+        waiting = asyncio.create_task(MultiLock(*locks(client, "a", "b")).acquire(timeout=1))
+        await asyncio.sleep(0.3)
         await first.release()
         with pytest.raises(LockTimeoutError, match=r"lock 'b' .* was not released within 0\.\d{1,3} s"):
             await waiting

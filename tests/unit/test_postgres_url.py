@@ -2,6 +2,7 @@
 
 import asyncio
 import traceback
+from collections.abc import Iterator
 from urllib.parse import quote, urlsplit
 
 import asyncpg
@@ -12,12 +13,19 @@ from grelmicro.backends.postgres.url import Settings, limit_of, parse
 from grelmicro.coordination import Coordination
 from grelmicro.errors import BackendUnavailableError, SettingsValidationError
 from grelmicro.providers.postgres import PostgresProvider
-from tests.servers.fixtures import StartPostgres
-from tests.servers.postgres import execute
+from tests.servers.fixtures import Outside, StartPostgres
+from tests.servers.postgres import PostgresServer, execute, fresh_database
 
 PASSWORD = "p@ss/w:o#r?d %41&="
 
 ENVIRONMENT = ("URL", "HOST", "PORT", "DB", "DATABASE", "USER", "PASSWORD", "COMMAND_TIMEOUT", "LISTEN_URL")
+
+
+@pytest.fixture(scope="module")
+def postgres_url(postgres_server: PostgresServer | Outside) -> Iterator[str]:
+    """A new database, for all tests here: what they look for is how it is found, and not what is in it."""
+    with fresh_database(postgres_server.url) as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +62,8 @@ async def test_the_whole_application_on_one_url(postgres_url: str) -> None:
     async with Coordination.from_url(url) as coordination, coordination.lock("cart") as held:
         assert held.fencing_token > 0
     connection = await asyncpg.connect(postgres_url)
-    assert await connection.fetchval("SELECT namespace FROM public.grelmicro_leases") == "shop"
+    found = await connection.fetchval("SELECT namespace FROM public.grelmicro_leases WHERE name = 'lock:cart'")
+    assert found == "shop"
     await connection.close()
 
 

@@ -89,7 +89,11 @@ async def test_a_store_of_one_process_has_none(clock: MovableClock) -> None:
 
 
 @pytest.mark.parametrize("fault", [refused, request_lost, reply_lost, silence])
-async def test_trouble_with_it_holds_nothing_up(store: TroubledStore, clock: MovableClock, fault: Fault) -> None:
+async def test_trouble_with_it_holds_nothing_up(
+    store: TroubledStore, clock: MovableClock, fault: Fault, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "CLOSE_LIMIT", 0.1)
+
     async def troubled(apply: Apply) -> object:
         return await (fault(apply) if publishing else apply())
 

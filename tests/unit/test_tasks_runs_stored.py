@@ -8,6 +8,9 @@ from grelmicro.coordination.adapters import LeaderElectionAdapter
 from grelmicro.task import FireOutcome, IntervalTask, TaskRun, Tasks
 from tests.helpers.worlds import World
 
+EVERY_S = 0.3
+"""Seconds between two runs."""
+
 
 def only(tasks: Tasks) -> IntervalTask:
     """The last of the tasks."""
@@ -31,12 +34,12 @@ async def work() -> None:
 async def test_under_a_lock(real_world: World) -> None:
     async with real_world.client() as backend, real_world.client() as other:
         first, second = Tasks(), Tasks()
-        first.every(seconds=1.2, name="job", lock=TaskLock(backend=backend, worker="web-1"))(work)
-        second.every(seconds=1.2, name="job", lock=TaskLock(backend=other))(work)
+        first.every(seconds=EVERY_S, name="job", lock=TaskLock(backend=backend, worker="web-1"))(work)
+        second.every(seconds=EVERY_S, name="job", lock=TaskLock(backend=other))(work)
         async with first:
             run = await stored(only(second))
             assert (run.task, run.outcome, run.error, run.worker) == ("job", FireOutcome.SUCCESS, "", "web-1")
-            assert run.hold == 1.2
+            assert run.hold == EVERY_S
             assert run.duration > 0
             later = await stored(only(second), run)
             assert later.started_at > run.started_at
@@ -49,7 +52,7 @@ async def test_on_the_leader(real_world: World) -> None:
         leaders = [LeaderElection("job", backend=backend) for backend in backends]
         first, second = Tasks(tasks=[leaders[0]]), Tasks()
         for tasks, leader in zip((first, second), leaders, strict=True):
-            tasks.every(seconds=1.2, name="job", leader=leader)(work)
+            tasks.every(seconds=EVERY_S, name="job", leader=leader)(work)
         await stack.enter_async_context(first)
         run = await stored(only(second))
         assert (run.task, run.outcome, run.worker) == ("job", FireOutcome.SUCCESS, leaders[0].worker)
