@@ -51,7 +51,7 @@ async def test_short_leases_are_renewed_while_a_long_one_waits_for_its_answer(
         store.suffer("renew_many", silence)
         await clock.advance(1.01)  # the long one is due, the short one not yet
         assert store.calls["renew_many"] == 1
-        await pass_by(clock, client, 19)
+        await pass_by(clock, client, 19, step=1.0)
         assert short.valid
         await pass_by(clock, client, 30)
         assert long.valid

@@ -44,7 +44,7 @@ async def test_it_runs_once_per_interval_on_two_workers(world: World, clock: Mov
 @pytest.mark.slow
 async def test_a_fleet_that_is_restarted_again_and_again_keeps_the_interval(world: World, clock: MovableClock) -> None:
     """A short task every two seconds on three workers, of which one is replaced again and again."""
-    minutes, interval, random = (10, 2.0, Random(5)) if world.kind == "memory" else (1, 2.0, Random(5))
+    minutes, interval, random = (4, 2.0, Random(5)) if world.kind == "memory" else (1, 2.0, Random(5))
     async with Crew(world, clock) as crew:
         start = clock.now()
         present: list[Hand] = []
