@@ -86,6 +86,10 @@ class Overtaken:
         return await self._apply()
 
 
+SOON = 1e-9
+"""Real seconds after which an answer comes with the next turn of the event loop: a longer sleep takes a millisecond."""
+
+
 class TroubledStore(LeaseStore):
     """The store `inner`, reached over a connection that suffers what it is told to.
 

@@ -12,7 +12,7 @@ import pytest
 from grelmicro.coordination import Lock, LockHandle, TaskLock
 from grelmicro.coordination.adapters import LockAdapter
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
-from tests.helpers.stores import TroubledStore, late
+from tests.helpers.stores import SOON, TroubledStore, late
 from tests.helpers.worlds import World, eventually
 
 LONG = 3600.0
@@ -61,7 +61,7 @@ class Cast:
 async def cast_of(world: World, slow: bool) -> AsyncIterator[Cast]:
     store = world.troubled()
     if slow:
-        store.break_down(late(request=0.0005, reply=0.0005))
+        store.break_down(late(request=SOON, reply=SOON))
     async with LockAdapter(store) as client, world.client() as other:
         yield Cast(store, client, other)
 
@@ -100,7 +100,7 @@ async def others_release_soon(played: Scene) -> None:
     handle = await played.others.acquire()
 
     async def release() -> None:
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.002)
         await handle.release()
 
     played.beside(release())

@@ -7,7 +7,7 @@ import pytest
 from grelmicro.coordination import LeaderElection
 from grelmicro.coordination.adapters import LeaderElectionAdapter
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
-from tests.helpers.stores import Gate, TroubledStore, late
+from tests.helpers.stores import SOON, Gate, TroubledStore, late
 from tests.helpers.worlds import SERVED, World, eventually
 
 LONG = 3600.0
@@ -41,7 +41,7 @@ async def play(world: World, at: int, when: When, *, everything: bool, slow: boo
     """Stand, lead, renew and step down, and stop it (or stop it again) at suspension `at`; whether it came that far."""
     store = world.troubled()
     if slow:
-        store.break_down(late(request=0.001, reply=0.001))
+        store.break_down(late(request=SOON, reply=SOON))
     election = Stopped(
         "job", backend=LeaderElectionAdapter(store), lease_duration=LONG, renew_deadline=LONG / 2, retry_interval=0.002
     )

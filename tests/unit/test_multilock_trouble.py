@@ -20,6 +20,7 @@ from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.testing.clock import MovableClock
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
 from tests.helpers.stores import (
+    SOON,
     Apply,
     Fault,
     Gate,
@@ -59,7 +60,7 @@ async def others_release_soon(played: Scene) -> None:
     handle = await locks(played.other, "b")[0].acquire()
 
     async def release() -> None:
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.002)
         await handle.release()
 
     helpers.append(asyncio.create_task(release()))
@@ -142,7 +143,7 @@ async def play(store: TroubledStore, other: LockAdapter, name: str, at: int, whe
 async def test_a_cancellation_leaves_nothing_held(matrix_world: World, name: str, when: When, level: bool) -> None:
     store = matrix_world.troubled()
     if matrix_world.kind == "memory":  # which answers before anything can come between
-        store.break_down(late(request=0.0002, reply=0.0002))
+        store.break_down(late(request=SOON, reply=SOON))
     async with store, matrix_world.client() as other:
         at = 1
         while await play(store, other, name, at, when, level=level):

@@ -12,7 +12,7 @@ from grelmicro.coordination import LeaderElection, TaskLock
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter
 from grelmicro.task import IntervalTask
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
-from tests.helpers.stores import late
+from tests.helpers.stores import SOON, late
 from tests.helpers.worlds import SERVED, World, eventually
 
 LONG = 3600.0
@@ -40,7 +40,7 @@ class Cast:
 async def cast_of(world: World, slow: bool) -> AsyncIterator[Cast]:
     store = world.troubled()
     if slow:
-        store.break_down(late(request=0.001, reply=0.001))
+        store.break_down(late(request=SOON, reply=SOON))
     async with (
         LockAdapter(store) as backend,
         world.client() as other,
