@@ -89,7 +89,7 @@ async def idle(websocket: WebSocket, pid: int, lock: str | None = None) -> None:
     """Waits for a message, while it holds a lock if it is told to; on the worker of one process."""
     await websocket.accept()
     if pid == os.getpid():
-        async with Lock(lock, auto_renew=True, lease_duration=3) if lock else nullcontext():
+        async with Lock(lock, auto_renew=True, lease_duration=2) if lock else nullcontext():
             await websocket.send_json(pid)
             await websocket.receive_text()
 
@@ -99,6 +99,6 @@ async def deaf(websocket: WebSocket, pid: int, lock: str) -> None:
     """Holds a lock, and listens to nobody."""
     await websocket.accept()
     if pid == os.getpid():
-        async with Lock(lock, auto_renew=True, lease_duration=3):
+        async with Lock(lock, auto_renew=True, lease_duration=2):
             await websocket.send_json(pid)
             await asyncio.Event().wait()

@@ -65,7 +65,7 @@ def till(held: Annotated[LockHandle, LockDep("till", timeout=None)]) -> int:
     return held.fencing_token
 
 
-OrderLock = Annotated[LockHandle, LockDep("order", timeout=30, lease_duration=3)]
+OrderLock = Annotated[LockHandle, LockDep("order", timeout=30, lease_duration=1.5)]
 
 
 @app.post("/order")
@@ -92,37 +92,39 @@ def write(fence: int) -> bool:
 
 
 @app.post("/fork")
-async def fork(held: Annotated[LockHandle, LockDep("forked", timeout=0, lease_duration=2)], how: str) -> bool:
+async def fork(
+    held: Annotated[LockHandle, LockDep("forked", timeout=0, lease_duration=1.5)], how: str, lasts: float = 0
+) -> bool:
     """Fork while the lock is held, and end when the child has ended; whether the lock was held all the time."""
     begin = {"os.fork": os_fork, "multiprocessing": multiprocessing_fork}[how]
-    await asyncio.to_thread(begin(held))
+    await asyncio.to_thread(begin(held, lasts))
     await held.extend()
     return held.valid
 
 
-def os_fork(held: LockHandle) -> Callable[[], object]:
+def os_fork(held: LockHandle, lasts: float) -> Callable[[], object]:
     """Fork; what waits for the child."""
     pid = os.fork()
     if pid == 0:
         try:
-            child(held)
+            child(held, lasts)
         finally:
             os._exit(0)
     return partial(os.waitpid, pid, 0)
 
 
-def multiprocessing_fork(held: LockHandle) -> Callable[[], object]:
+def multiprocessing_fork(held: LockHandle, lasts: float) -> Callable[[], object]:
     """The same with the standard library's processes."""
-    process = multiprocessing.get_context("fork").Process(target=child, args=(held,))
+    process = multiprocessing.get_context("fork").Process(target=child, args=(held, lasts))
     process.start()
     return process.join
 
 
-def child(held: LockHandle) -> None:
-    """See what the child of a holder has of the lock; it lives for longer than the lease."""
+def child(held: LockHandle, lasts: float) -> None:
+    """See what the child of a holder has of the lock; it lives for some seconds."""
     diary.note(f"child: lost {held.lost}, valid {held.valid}, files of the store {len(open_files('locks.db'))}")
     asyncio.run(attempts(held))
-    time.sleep(3)
+    time.sleep(lasts)
     diary.note("child: ended")
 
 

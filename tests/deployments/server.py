@@ -20,20 +20,23 @@ from tests.helpers.programs import PATIENCE, ROOT, Program
 SOON = 5.0
 """Seconds within which a busy machine does what a quiet one does at once; far below a lease of 15 seconds."""
 
+WORKERS = 2
+"""Processes that serve, where there are several, and the options name no other number; each takes long to start."""
+
 UVICORN = ("uvicorn", "--no-access-log", "--port", "{port}")
 
-GUNICORN = ("gunicorn", "--no-control-socket", "--bind", "127.0.0.1:{port}", "-w", "4", "-k")
+GUNICORN = ("gunicorn", "--no-control-socket", "--bind", "127.0.0.1:{port}", "-w", str(WORKERS), "-k")
 
 COMMANDS: dict[str, Sequence[str]] = {
     "uvicorn": UVICORN,
     # By default a worker that a busy machine needs more than 5 seconds to start counts as hung.
-    "uvicorn workers": (*UVICORN, "--workers", "4", "--timeout-worker-healthcheck", "30"),
+    "uvicorn workers": (*UVICORN, "--workers", str(WORKERS), "--timeout-worker-healthcheck", "30"),
     "gunicorn": (*GUNICORN, "uvicorn_worker.UvicornWorker"),
     "gunicorn preload": (*GUNICORN, "uvicorn_worker.UvicornWorker", "--preload"),
     "gunicorn asgi": (*GUNICORN, "asgi"),
-    "granian": ("granian", "--interface", "asgi", "--port", "{port}", "--workers", "4"),
+    "granian": ("granian", "--interface", "asgi", "--port", "{port}", "--workers", str(WORKERS)),
     # By default it cuts requests off after 3 seconds, and then closes in order.
-    "hypercorn": ("hypercorn", "--bind", "127.0.0.1:{port}", "--workers", "4", "--graceful-timeout", "60"),
+    "hypercorn": ("hypercorn", "--bind", "127.0.0.1:{port}", "--workers", str(WORKERS), "--graceful-timeout", "60"),
 }
 """How a server is started, by what a test calls it; the application follows."""
 
@@ -53,7 +56,8 @@ class Deployment(Program):
 
     def ask(self, path: str = "/", method: str = "GET", timeout: float = PATIENCE) -> httpx2.Response:
         """Send one request over a connection of its own, which any worker may take."""
-        return httpx2.request(method, self.url + path, timeout=timeout, trust_env=False)
+        # The addresses are of plain HTTP; certificates that nothing is checked against take 30 ms to load.
+        return httpx2.request(method, self.url + path, timeout=timeout, trust_env=False, verify=False)
 
     def ask_many(self, path: str, number: int = 12) -> list[Any]:
         """Send requests at once, so that several workers get some; what they answer, in JSON."""
@@ -108,7 +112,7 @@ def deployed(
     Args:
         server: which one.
         app: the application, as the command names it.
-        options: more for the command.
+        options: more for the command; the last of two that contradict each other counts.
         folder: where the server writes its log.
         answers: the path that is asked until it answers; None does not wait.
         env: variables of its environment.

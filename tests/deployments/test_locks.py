@@ -42,7 +42,8 @@ def test_waiting_for_a_lock_takes_no_thread(tmp_path: Path) -> None:
 
 def test_plain_functions_of_four_workers_take_turns(tmp_path: Path) -> None:
     diary = Diary(tmp_path / "diary")
-    with deployed("uvicorn workers", APP, folder=tmp_path, **env(tmp_path)) as server, ThreadPoolExecutor(MANY) as pool:
+    four = deployed("uvicorn workers", APP, "--workers", 4, folder=tmp_path, **env(tmp_path))
+    with four as server, ThreadPoolExecutor(MANY) as pool:
         answers = list(pool.map(lambda _: server.ask("/till", "POST", 60), range(MANY)))
     assert [answer.status_code for answer in answers] == [200] * MANY
     assert len({answer.json() for answer in answers}) == MANY
@@ -58,7 +59,7 @@ def test_a_worker_that_stands_still_loses_the_lock(tmp_path: Path) -> None:
     """Another one takes over; the first knows that it lost, its fence is refused, and it is cancelled."""
     diary = Diary(tmp_path / "diary")
     with deployed("uvicorn workers", APP, folder=tmp_path, **env(tmp_path)) as server, ThreadPoolExecutor(2) as pool:
-        blocked = pool.submit(server.ask, "/order?blocks=8", "POST", 60)
+        blocked = pool.submit(server.ask, "/order?blocks=5", "POST", 60)
         (first,) = diary.wait(len)
         other = server.ask("/order", "POST", 60)
         assert not blocked.done()
@@ -81,7 +82,7 @@ def fence_of(line: Line) -> int:
 def test_a_child_has_no_part_in_what_its_parent_holds(tmp_path: Path, how: str) -> None:
     diary = Diary(tmp_path / "diary")
     with deployed("uvicorn", APP, folder=tmp_path, **env(tmp_path)) as server:
-        answer = server.ask(f"/fork?how={how}", "POST", 60)
+        answer = server.ask(f"/fork?how={how}&lasts=2", "POST", 60)
         assert answer.json() is True
         assert server.ask(f"/fork?how={how}", "POST", 60).json() is True, "it was released"
     assert [line.what for line in diary.lines()][:5] == [

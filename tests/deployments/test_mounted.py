@@ -23,7 +23,7 @@ def test_they_share_what_the_root_opened(tmp_path: Path) -> None:
     with deployed("uvicorn", f"{APP}:app", folder=tmp_path, answers="/carts/1", **env(tmp_path)) as server:
         assert [server.ask(path + "/carts/7").status_code for path in ("", "/first", "/second")] == [200, 200, 200]
         with ThreadPoolExecutor(1) as pool:
-            holding = pool.submit(server.ask, "/first/carts/7?seconds=3")
+            holding = pool.submit(server.ask, "/first/carts/7?seconds=2")
             diary.wait(len, "held")
             refusals = [server.ask(path + "/carts/7").status_code for path in ("", "/first", "/second")]
             assert not holding.done()

@@ -18,9 +18,9 @@ __all__ = ["any_url"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 APP = "tests.deployments.periodic_app:app"
-INTERVAL = 0.5
-LEASE = 3.0
-RUNS = 12
+INTERVAL = 0.25
+LEASE = 2.4
+RUNS = 8
 
 
 def settings(folder: Path, url: str, lease: float) -> dict[str, str]:
@@ -58,7 +58,7 @@ def most(seconds: float) -> float:
 def test_four_workers_run_it_once(tmp_path: Path, name: str, any_url: str) -> None:
     """Also when the leader is killed; and the process that starts the workers runs nothing."""
     diary = Diary(tmp_path / "diary")
-    with deployed(name, APP, folder=tmp_path, **settings(tmp_path, any_url, LEASE)) as server:
+    with deployed(name, APP, "--workers", 4, folder=tmp_path, **settings(tmp_path, any_url, LEASE)) as server:
         diary.wait(lambda _: len(pids(runs(diary, "everywhere"))) == 4)
         since = time.monotonic()
         diary.wait(lambda _: min(len(runs(diary, task, since)) for task in ("gated", "locked")) >= RUNS)

@@ -47,7 +47,7 @@ def test_four_identities_and_one_leader(any_site: Site, tmp_path: Path, worker: 
     env = {"URL": any_site.url, "DIARY": str(any_site.diary.path)}
     if worker:
         env |= {"GREL_LEADERELECTION_JOB_WORKER": worker, "GREL_LOCK_WORKER": worker}
-    with deployed("gunicorn preload", APP, folder=tmp_path, **env) as server:
+    with deployed("gunicorn preload", APP, "--workers", 4, folder=tmp_path, **env) as server:
         any_site.diary.wait(lambda lines: len(lines) == 4, "stands")
         any_site.wait_led(len)
         pids = workers(server)

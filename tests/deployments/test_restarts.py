@@ -2,14 +2,15 @@
 
 import signal
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from tests.deployments.server import deployed
+from tests.deployments.server import WORKERS, Deployment, deployed
 from tests.helpers.matrix import further
 from tests.helpers.programs import PATIENCE
 from tests.helpers.sites import Site, site
@@ -40,28 +41,47 @@ def longest_wait(site: Site) -> float:
 @pytest.mark.parametrize("name", ["gunicorn", *further("uvicorn workers")])
 def test_a_reload_of_all_workers(site: Site, tmp_path: Path, name: str) -> None:
     with deployed(name, APP, folder=tmp_path, **env(site)) as server:
-        site.diary.wait(lambda lines: len(lines) == 4, "stands")
+        site.diary.wait(lambda lines: len(lines) == WORKERS, "stands")
         site.wait_led(len)
         old = {line.pid for line in site.diary.lines("stands")}
         server.send(signal.SIGHUP)
         site.diary.wait(lambda lines: {line.pid for line in lines} >= old, "closes")
-        site.diary.wait(lambda lines: len(lines) >= 8, "stands")
+        site.diary.wait(lambda lines: len(lines) >= 2 * WORKERS, "stands")
         site.wait_led(lambda led: led[-1].pid not in old)
         assert longest_wait(site) < SOON
     assert site.most_at_once() == 1
     assert all(earlier < later for earlier, later in pairwise(site.fences()))
 
 
-@pytest.mark.timeout(240)
+@contextmanager
+def client_of(server: Deployment, pid: int) -> Iterator[httpx2.Client]:
+    """A client whose connection is to the worker of this process. The others answer one request for it at most."""
+    until = time.monotonic() + PATIENCE
+    while True:
+        with (
+            suppress(httpx2.TransportError),  # the worker that was asked ended
+            httpx2.Client(base_url=server.url, timeout=PATIENCE, trust_env=False, verify=False) as client,
+        ):
+            if client.get("/who").json()["pid"] == pid:
+                yield client
+                return
+        assert time.monotonic() < until, f"{pid} does not answer"
+
+
+SHARE = 10
+"""Requests after which a worker ends; the other one may answer some while the leader is looked for."""
+
+
 def test_a_leader_that_has_served_its_share_of_requests(site: Site, tmp_path: Path) -> None:
     """No signal comes then: the worker ends in order."""
-    with deployed("uvicorn workers", APP, "--limit-max-requests", 5, folder=tmp_path, **env(site)) as server:
+    options = ("--limit-max-requests", SHARE)
+    with deployed("uvicorn workers", APP, *options, folder=tmp_path, **env(site)) as server:
+        site.diary.wait(lambda lines: len(lines) == WORKERS, "stands")
         (first,) = site.wait_led(len)
-        until = time.monotonic() + 3 * PATIENCE  # four workers start anew meanwhile
-        while len(site.led()) < 2:
-            with suppress(httpx2.TransportError):  # some ask a worker that ends
-                server.ask("/who", timeout=5)
-            assert time.monotonic() < until
+        with client_of(server, first.pid) as client:
+            for _ in range(SHARE):
+                client.get("/who")
+        site.wait_led(lambda led: len(led) > 1)
         assert first.pid in {line.pid for line in site.diary.lines("closes")}
         assert longest_wait(site) < SOON
     assert site.most_at_once() == 1

@@ -20,7 +20,7 @@ __all__ = ["site"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 APP = "tests.deployments.duty_app:app"
-LEASE = 3.0
+LEASE = 2.0
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def answers(client: ClientConnection) -> bool:
 def test_leadership_is_handed_over_at_the_signal_and_locks_are_free_after_a_lease(
     site: Site, tmp_path: Path, name: str
 ) -> None:
-    """The leadership's lease lasts 15 seconds, that of the locks 3."""
+    """The leadership's lease lasts 15 seconds, that of the locks 2."""
     micro = Grelmicro(uses=[Coordination.from_url(site.url)])
     env = {"URL": site.url, "DIARY": str(site.diary.path)}
     with deployed(name, APP, folder=tmp_path, **env) as server, ExitStack() as stack:
@@ -61,7 +61,7 @@ def test_leadership_is_handed_over_at_the_signal_and_locks_are_free_after_a_leas
             assert led[-1].at < at + SOON
             Lock("left").from_thread.acquire(timeout=SOON)  # its websocket was told that the server stops
             with pytest.raises(LockTimeoutError):
-                Lock("kept").from_thread.acquire(timeout=LEASE * 1.5)  # its work goes on, and so do renewals
+                Lock("kept").from_thread.acquire(timeout=LEASE * 1.25)  # its work goes on, and so do renewals
             assert server.process.poll() is None
             server.send_all(signal.SIGKILL)
             Lock("kept").from_thread.acquire(timeout=LEASE + SOON)
