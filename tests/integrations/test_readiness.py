@@ -29,14 +29,22 @@ FAST: dict[str, float] = {"interval": 0.2}
 PATIENCE = 20.0
 
 
+@pytest.fixture(autouse=True)
+def closes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a silent store never confirms is not waited for at the end."""
+    monkeypatch.setattr("grelmicro.coordination.adapters.DRAIN_LIMIT", 0.05)
+
+
 class Probed:
     """An app with a probe, on a store that has the trouble it is told to have."""
 
-    def __init__(self, coordination: Coordination | None = None, **settings: Any) -> None:
+    def __init__(
+        self, coordination: Coordination | None = None, leader: LeaderElection | None = None, **settings: Any
+    ) -> None:
         self.store = TroubledStore(MemoryStore())
         self.tasks = Tasks()
         self.micro = Grelmicro(uses=[coordination or Coordination(self.store), self.tasks])
-        self.leader = LeaderElection("feed", worker="web-1", retry_interval=0.1)
+        self.leader = leader or LeaderElection("feed", worker="web-1", retry_interval=0.1)
         self.app = FastAPI()
         settings = {"leaders": [self.leader], **FAST, **settings}
         self.app.add_api_route("/ready", readiness(self.micro, **settings))
@@ -192,11 +200,11 @@ def block(seconds: float) -> None:
 
 
 async def test_an_event_loop_that_was_blocked_is_stale_until_the_next_look() -> None:
-    it = Probed(leaders=[], interval=0.5)
+    it = Probed(leaders=[], interval=0.2)
     async with client_of(it.app) as client:
         await answers(client, is_ready)
         it.store.break_down(silence)  # as a store is that has not been asked yet
-        block(2)
+        block(0.8)
         assert says("stale")(await ask(client))
         it.store.heal()
         await answers(client, is_ready)
@@ -216,7 +224,10 @@ async def test_before_the_start_and_after_the_end_it_is_not_ready() -> None:
 async def test_a_server_that_is_stopped_and_goes_on(start_redis: Callable[..., RedisServer]) -> None:
     """A real one, which neither refuses connections nor answers on those that it has."""
     server = start_redis(requirepass="hush-hush")
-    it = Probed(Coordination.from_url(server.url), interval=0.5)
+    leader = LeaderElection(
+        "feed", worker="web-1", lease_duration=3, renew_deadline=2, backend_timeout=1, retry_interval=0.1
+    )
+    it = Probed(Coordination.from_url(server.url), leader, interval=0.5)
     it.tasks.add_task(it.leader)
     async with client_of(it.app) as client:
         seen = [await answers(client, is_ready)]
@@ -242,6 +253,7 @@ async def test_nothing_secret_is_told() -> None:
         await answers(client, is_ready)
         it.store.break_down(chatty)
         answer = await answers(client, says("failing"))
+        it.store.heal()
     assert answer.json()["store"]["error"] == "BackendUnavailableError"
     assert not [word for word in ("hush-hush", "cache", "web-1") if word in answer.text]
 
