@@ -44,6 +44,13 @@ async def is_free(micro: Grelmicro, name: str, *, within: float = 2.0) -> bool:
         return False
 
 
+async def freed(micro: Grelmicro, name: str) -> None:
+    """Wait until another worker gets a lock, also when the clock of the store stands still."""
+    async with asyncio.timeout(10):
+        while not await is_free(micro, name, within=0):
+            await asyncio.sleep(0.01)
+
+
 async def take_away(micro: Grelmicro, handle: LockHandle) -> None:
     """Let another worker have the lease, as happens to a holder that was frozen for longer than it lasts."""
     backend = micro.coordination.lock_backend

@@ -1,6 +1,6 @@
 """Whatever a request awaits in a thread when it is cancelled goes on there, and its lock is held until it has ended.
 
-Leases are short, so that one that is not renewed any more is seen to end.
+The clock of the store is moved past the lease, so that one that is not renewed any more is seen to end.
 """
 
 import asyncio
@@ -14,16 +14,18 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.background import BackgroundTask
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from grelmicro.backends.memory import MemoryStore
 from grelmicro.coordination import LockHandle, MultiLockHandle
+from grelmicro.testing import MovableClock
 from grelmicro_fastapi import LockDep, LocksDep
 from tests.helpers.worlds import eventually
-from tests.integrations.asgi import Visitor, client_of, is_free, new_app, take_away
+from tests.integrations.asgi import Visitor, client_of, freed, is_free, new_app, take_away
 
 pytestmark = pytest.mark.slow
 
-LEASE = 0.6
+LEASE = 30.0
 
-LONGER = 1.2
+LONGER = 45.0
 """Seconds after which a lease that nobody renews has ended."""
 
 FunctionLock = Annotated[LockHandle, LockDep("cart", lease_duration=LEASE)]
@@ -124,7 +126,8 @@ WAYS = [
 
 
 async def goes_on_under_its_lock(work: Work, endpoint: Endpoint, *, cancelled: bool = True) -> None:
-    app, micro = new_app()
+    clock = MovableClock()
+    app, micro = new_app(MemoryStore(clock=clock))
     app.add_api_route("/", endpoint, response_model=None)
     async with client_of(app):
         try:
@@ -132,12 +135,13 @@ async def goes_on_under_its_lock(work: Work, endpoint: Endpoint, *, cancelled: b
             await eventually(work.reached.is_set, "the thread runs")
             if cancelled:
                 request.cancel()
-            await asyncio.wait({request}, timeout=1)  # some last as long as the thread
-            assert not await is_free(micro, "cart", within=LONGER)
+            await asyncio.wait({request}, timeout=0.3)  # some last as long as the thread
+            await clock.advance(LONGER)
+            assert not await is_free(micro, "cart", within=0)
         finally:
             work.go_on.set()
         await asyncio.gather(request, return_exceptions=True)
-        assert await is_free(micro, "cart", within=10)
+        await freed(micro, "cart")
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
@@ -210,7 +214,8 @@ async def test_a_cancelled_handler_that_awaits_no_thread_frees_its_lock_at_once(
 
 
 async def test_a_loss_is_told_while_the_thread_goes_on_and_the_other_locks_last_as_long() -> None:
-    app, micro = new_app()
+    clock = MovableClock()
+    app, micro = new_app(MemoryStore(clock=clock))
     work = Work()
 
     @app.get("/")
@@ -220,10 +225,13 @@ async def test_a_loss_is_told_while_the_thread_goes_on_and_the_other_locks_last_
 
     async with client_of(app) as client:
         try:
-            answer = await client.get("/")
+            request = asyncio.ensure_future(client.get("/"))
+            await eventually(work.reached.is_set, "the thread runs")
+            await clock.advance(LEASE / 2)  # a renewal finds out
+            answer = await request
             assert (answer.status_code, answer.json()["type"]) == (503, "urn:grelmicro:lost")
-            assert work.reached.is_set()
-            assert not await is_free(micro, "stock", within=LONGER)
+            await clock.advance(LONGER)
+            assert not await is_free(micro, "stock", within=0)
         finally:
             work.go_on.set()
-        assert await is_free(micro, "stock", within=10)
+        await freed(micro, "stock")

@@ -1,11 +1,11 @@
 """A plain handler whose request is cancelled goes on in its thread, and what it holds is renewed until that has ended.
 
-Leases are short, so that one that is not renewed any more is seen to end.
+The clock of the store is moved past the lease, so that one that is not renewed any more is seen to end.
 """
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -16,16 +16,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from grelmicro import Grelmicro
+from grelmicro.backends.memory import MemoryStore
 from grelmicro.coordination import LockHandle, MultiLockHandle
+from grelmicro.testing import MovableClock
 from grelmicro_fastapi import LockDep, LocksDep, TaskLockDep
 from grelmicro_starlette import locked
 from tests.helpers.worlds import eventually
-from tests.integrations.asgi import Visitor, client_of, is_free, new_app
+from tests.integrations.asgi import Visitor, client_of, freed, is_free, new_app
 
 pytestmark = pytest.mark.slow
 
-LEASE = 0.6
-LONGER = 1.2
+LEASE = 30.0
+LONGER = 45.0
 """Seconds after which a lease that nobody renews has ended."""
 
 KINDS = ["function", "request", "locked", "locks", "tasklock"]
@@ -35,7 +37,8 @@ class Shop:
     """An application whose plain handler stands still until it is let go on, under a lock of each kind."""
 
     def __init__(self) -> None:
-        self.app, self.micro = new_app()
+        self.clock = MovableClock()
+        self.app, self.micro = new_app(MemoryStore(clock=self.clock))
         self.reached: set[int] = set()
         self.go_on = {cart: threading.Event() for cart in range(3)}
         for kind in KINDS:
@@ -77,6 +80,10 @@ class Shop:
             ) -> None:
                 work(cart_id)
 
+    async def is_free(self, kind: str, name: str) -> bool:
+        """Whether another worker gets a lock, or a task lock."""
+        return await (is_task_free(self.micro, name) if kind == "tasklock" else is_free(self.micro, name, within=0))
+
     async def cancelled(self, kind: str, cart: int = 1) -> None:
         """A request that was cancelled when its handler had begun."""
         request = Visitor(self.app, f"/{kind}/{cart}").start()
@@ -97,38 +104,33 @@ async def shop() -> AsyncIterator[Shop]:
                 event.set()
 
 
-def free(kind: str) -> Callable[..., Any]:
-    """How another worker finds out whether it is free."""
-    return is_task_free if kind == "tasklock" else is_free
-
-
-async def is_task_free(micro: Grelmicro, name: str, *, within: float = 2.0) -> bool:
-    backend, until = micro.coordination.lock_backend, asyncio.get_running_loop().time() + within
-    while True:
-        lease = await backend.acquire(f"tasklock:{name}", "another", 60.0)
-        if lease.granted_to("another"):
-            return await backend.release(lease)
-        if asyncio.get_running_loop().time() >= until:
-            return False
-        await asyncio.sleep(0.02)
+async def is_task_free(micro: Grelmicro, name: str) -> bool:
+    """Whether another worker gets a task lock."""
+    backend = micro.coordination.lock_backend
+    lease = await backend.acquire(f"tasklock:{name}", "another", 60.0)
+    return lease.granted_to("another") and await backend.release(lease)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_the_lease_lasts_until_the_thread_has_ended(shop: Shop, kind: str) -> None:
     await shop.cancelled(kind)
-    assert not await free(kind)(shop.micro, "cart:1", within=LONGER)
+    await shop.clock.advance(LONGER)
+    assert not await shop.is_free(kind, "cart:1")
     shop.go_on[1].set()
-    assert await free(kind)(shop.micro, "cart:1", within=10)
+    async with asyncio.timeout(10):
+        while not await shop.is_free(kind, "cart:1"):
+            await asyncio.sleep(0.01)
 
 
 async def test_a_request_does_not_wait_for_the_thread_of_another(shop: Shop) -> None:
     await shop.cancelled("function", 1)
     await shop.cancelled("function", 2)
     shop.go_on[2].set()
-    assert await is_free(shop.micro, "cart:2", within=10)
-    assert not await is_free(shop.micro, "cart:1", within=LONGER)
+    await freed(shop.micro, "cart:2")
+    await shop.clock.advance(LONGER)
+    assert not await is_free(shop.micro, "cart:1", within=0)
     shop.go_on[1].set()
-    assert await is_free(shop.micro, "cart:1", within=10)
+    await freed(shop.micro, "cart:1")
 
 
 @contextmanager
@@ -153,15 +155,17 @@ async def test_a_handler_that_never_got_a_thread_frees_its_lock(shop: Shop, kind
         await eventually(
             lambda: anyio.to_thread.current_default_thread_limiter().statistics().tasks_waiting == 1, "it waits"
         )
-        assert not await is_free(shop.micro, "cart:1", within=LONGER)
+        await shop.clock.advance(LONGER)
+        assert not await is_free(shop.micro, "cart:1", within=0)
         request.cancel()
         await asyncio.wait({request}, timeout=10)
-        assert await is_free(shop.micro, "cart:1", within=10)
+        await freed(shop.micro, "cart:1")
     assert not shop.reached
 
 
 async def test_what_a_request_left_behind_does_not_keep_its_lock() -> None:
-    app, micro = new_app()
+    clock = MovableClock()
+    app, micro = new_app(MemoryStore(clock=clock))
     reached, go_on = threading.Event(), threading.Event()
     left: list[asyncio.Task[None]] = []
 
@@ -181,9 +185,10 @@ async def test_what_a_request_left_behind_does_not_keep_its_lock() -> None:
         await eventually(reached.is_set, "the thread runs")
         request.cancel()
         await asyncio.wait({request}, timeout=10)
-        assert not await is_free(micro, "cart", within=LONGER)
+        await clock.advance(LONGER)
+        assert not await is_free(micro, "cart", within=0)
         go_on.set()
-        assert await is_free(micro, "cart", within=10)
+        await freed(micro, "cart")
         left.pop().cancel()
 
 
