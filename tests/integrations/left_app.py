@@ -49,7 +49,7 @@ async def pay(request: Request) -> Response:
     return PlainTextResponse("paid")
 
 
-@locked("room:{room}", timeout=60, lease_duration=3)
+@locked("room:{room}", timeout=60, lease_duration=2)
 async def chat(websocket: WebSocket) -> None:
     """Reads, and so ends when its client leaves or the server stops."""
     await websocket.accept()
@@ -60,7 +60,7 @@ async def chat(websocket: WebSocket) -> None:
         await websocket.send_text("still here")
 
 
-@locked("room:{room}", timeout=60, lease_duration=3)
+@locked("room:{room}", timeout=60, lease_duration=2)
 async def deaf(websocket: WebSocket) -> None:
     """Does not read."""
     await websocket.accept()
