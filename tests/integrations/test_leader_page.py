@@ -22,7 +22,12 @@ from tests.helpers.matrix import further
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
+shared = pytest.mark.xdist_group("leader_page")
+"""Of what uses the same page: one process starts it for all."""
+
 T = TypeVar("T")
+
+WORKERS = 2
 
 PATIENCE = 30.0
 """Seconds beside those that something takes; the machine may be busy."""
@@ -95,8 +100,8 @@ class Page:
 
 @contextmanager
 def shown(folder: Path) -> Iterator[Page]:
-    """Four workers, and a browser that shows their page."""
-    with Workers("starlette_leader", 4, "sqlite:///locks.db", {}, options=OPTIONS) as server:
+    """Workers, and a browser that shows their page."""
+    with Workers("starlette_leader", WORKERS, "sqlite:///locks.db", {}, options=OPTIONS) as server:
         until(lambda: answers(server.url), PATIENCE, f"the server answers\n{server.log}")
         with chromium(folder / "profile") as chrome:
             yield Page(chrome, server.url).open()
@@ -104,7 +109,7 @@ def shown(folder: Path) -> Iterator[Page]:
 
 def answers(url: str) -> bool | None:
     try:
-        return httpx2.get(url, trust_env=False).is_success or None
+        return httpx2.get(url, trust_env=False, verify=False).is_success or None
     except httpx2.TransportError:
         return None
 
@@ -147,6 +152,7 @@ def test_page_sees_the_leader_die_and_another_one_lead(whose: str, tmp_path: Pat
         assert {source for source, _ in complaints(page.chrome)} <= ({"network"} if whose == "the leader's" else set())
 
 
+@shared
 def test_button_buys(page: Page) -> None:
     for number in (1, 2):
         page.chrome.find_element(By.CSS_SELECTOR, "#shares button").click()
@@ -157,6 +163,7 @@ def test_button_buys(page: Page) -> None:
     assert complaints(page.chrome) == []
 
 
+@shared
 def test_page_leaves_a_frozen_worker(page: Page) -> None:
     while page.worker == page.leader:
         page.open()
@@ -169,6 +176,7 @@ def test_page_leaves_a_frozen_worker(page: Page) -> None:
     assert {source for source, _ in complaints(page.chrome)} <= {"network"}
 
 
+@shared
 def test_page_fits_narrow_windows_and_dark_rooms(page: Page) -> None:
     papers = set()
     for scheme in ("light", "dark"):

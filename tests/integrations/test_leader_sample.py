@@ -20,7 +20,10 @@ from tests.helpers.worlds import PATIENCE, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
-WORKERS = 4
+shared = pytest.mark.xdist_group("leader_sample")
+"""Of what uses the same workers: one process starts them for all."""
+
+WORKERS = 2
 
 # Each connection that is new comes to any worker; a stream that does not end by itself would hold the server up.
 OPTIONS = ("--timeout-keep-alive", "0", "--timeout-graceful-shutdown", "100")
@@ -66,7 +69,9 @@ def test_board_refuses_a_late_purchase(tmp_path: Path) -> None:
 async def client_of(server: Workers) -> AsyncIterator[httpx2.AsyncClient]:
     """A client that makes a new connection for each request, once the server answers."""
     limits = httpx2.Limits(max_keepalive_connections=0)
-    async with httpx2.AsyncClient(base_url=server.url, timeout=60, limits=limits, trust_env=False) as client:
+    async with httpx2.AsyncClient(
+        base_url=server.url, timeout=60, limits=limits, trust_env=False, verify=False
+    ) as client:
 
         async def answers() -> bool:
             try:
@@ -103,6 +108,7 @@ async def now(client: httpx2.AsyncClient) -> dict[str, Any]:
         return await news(response.aiter_lines())
 
 
+@shared
 async def test_every_worker_tells_of_one_leader_and_of_its_prices(server: Workers) -> None:
     said: dict[int, dict[str, Any]] = {}
     async with client_of(server) as client:
@@ -116,6 +122,7 @@ async def test_every_worker_tells_of_one_leader_and_of_its_prices(server: Worker
     assert len(message["shares"]) == 3
 
 
+@shared
 async def test_only_the_leader_asks_out_of_turn(server: Workers) -> None:
     async with client_of(server) as client:
         answers: dict[int, httpx2.Response] = {}
@@ -128,6 +135,7 @@ async def test_only_the_leader_asks_out_of_turn(server: Workers) -> None:
     assert int(answers[503].headers["retry-after"]) >= 1
 
 
+@shared
 async def test_purchases_on_all_workers_take_turns(server: Workers) -> None:
     async with client_of(server) as client:
         assert (await client.post("/shares/nothing/buy")).status_code == 404

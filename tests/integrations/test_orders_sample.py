@@ -11,9 +11,13 @@ import pytest
 from sample_apps.fastapi_orders.shop import Move, Shop
 from sample_apps.workers import Workers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(120),
+    pytest.mark.xdist_group("orders_sample"),  # one process starts the workers for all of them
+]
 
-WORKERS = 4
+WORKERS = 2
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +26,7 @@ def server() -> Iterator[Workers]:
     options = ("--timeout-keep-alive", "0")
     settings = {"SETTLE_EVERY": "3600", "ORDERS": "orders.db"}
     with Workers("fastapi_orders", WORKERS, "sqlite:///locks.db", settings, options=options) as server:
+        asyncio.run(all_answer(server))
         yield server
 
 
@@ -35,15 +40,23 @@ def shop(server: Workers) -> Iterator[Shop]:
 @asynccontextmanager
 async def client_of(server: Workers) -> AsyncIterator[httpx2.AsyncClient]:
     limits = httpx2.Limits(max_keepalive_connections=0)
-    async with httpx2.AsyncClient(base_url=server.url, timeout=60, limits=limits, trust_env=False) as client:
-        ready: set[int] = set()
+    async with httpx2.AsyncClient(
+        base_url=server.url, timeout=60, limits=limits, trust_env=False, verify=False
+    ) as client:
+        yield client
+
+
+async def all_answer(server: Workers) -> None:
+    """Wait until each worker has answered."""
+    ready: set[int] = set()
+    async with client_of(server) as client:
         while len(ready) < WORKERS:
             try:
-                ready.add((await client.get("/status")).json()["worker"])
+                answers = await asyncio.gather(*(client.get("/status") for _ in range(4 * WORKERS)))
+                ready.update(answer.json()["worker"] for answer in answers)
             except httpx2.TransportError:
                 assert server.alive(), server.log
                 await asyncio.sleep(0.05)
-        yield client
 
 
 async def test_moves_in_opposite_directions_and_sales_lose_nothing(server: Workers, shop: Shop) -> None:
