@@ -199,10 +199,10 @@ async def test_a_blocked_loop_is_told_and_the_loss_noticed(
     async with matrix_world.client() as client:
 
         async def work() -> None:
-            async with Lock("cart", backend=client, lease_duration=0.6, auto_renew=True) as handle:
+            async with Lock("cart", backend=client, lease_duration=0.3, auto_renew=True) as handle:
                 if not at_once:
                     await asyncio.sleep(0.05)
-                time.sleep(1.0)  # noqa: ASYNC251
+                time.sleep(0.5)  # noqa: ASYNC251
                 assert not handle.valid, "it is lost from the first moment on"
                 await asyncio.sleep(30)
 

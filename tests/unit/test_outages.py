@@ -201,7 +201,7 @@ async def test_a_real_server_that_is_away_for_a_while(
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(Grelmicro(uses=[coordination, check, Tasks(tasks=leaders)]))
         await eventually(lambda: all(leader.is_leader() for leader in leaders), "all lead")
-        held = [await Lock(f"lock{number}", lease_duration=2.0, auto_renew=True).acquire() for number in range(3)]
+        held = [await Lock(f"lock{number}", lease_duration=1.5, auto_renew=True).acquire() for number in range(3)]
         server.stop()
         await eventually(lambda: all(not each.valid for each in held), "the locks are lost")
         server.start()
@@ -210,5 +210,5 @@ async def test_a_real_server_that_is_away_for_a_while(
         begun, over = warnings(caplog)
         assert begun.startswith(server.url)
         assert over.startswith(f"{server.url} works again after ")
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.5)
         assert len(warnings(caplog)) == 2

@@ -260,4 +260,4 @@ often = settings(
 TestLeasesInMemory = LeaseMachine.TestCase
 TestLeasesInMemory.settings = often
 TestLeasesInSQLite = SQLiteMachine.TestCase
-TestLeasesInSQLite.settings = settings(often, max_examples=40)
+TestLeasesInSQLite.settings = settings(often, max_examples=20)
