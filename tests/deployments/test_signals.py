@@ -108,7 +108,9 @@ def test_second_interrupt_does_not_wait_for_tasks_and_frees_their_locks(
         server.wait_said("Application startup complete.", workers)
         server.send_all(signal.SIGINT)
         server.wait_said("Waiting for application shutdown", workers)
-        time.sleep(0.5)
+        if workers > 1:
+            server.wait_said("Terminated child process", workers)
+        time.sleep(0.3)
         assert [line.what for line in diary.lines()] == ["began"]
         at = server.send_all(signal.SIGINT)
         while alive_in(server.pid):
