@@ -182,7 +182,7 @@ def test_two_root_apps_of_one_process_behind_real_servers(micros: Micros, servin
     apps = [asking(serving) for _ in NAMES]
     for app, micro in zip(apps, micros.values(), strict=True):
         install(app, micro)
-    with Served(*apps) as urls, httpx2.Client(trust_env=False) as client:
+    with Served(*apps) as urls, httpx2.Client(trust_env=False, verify=False) as client:
         for name, url in [*zip(NAMES, urls, strict=True)] * 3:
             serving.seen.clear()
             assert client.get(url).status_code == 200
@@ -198,10 +198,10 @@ def test_without_it_several_apps_are_told_apart_by_hand(micros: Micros, serving:
     apps = [asking(serving) for _ in NAMES]
     for app, micro in zip(apps, micros.values(), strict=True):
         app.router.lifespan_context = lifespan(micro)
-    with Served(*apps) as urls, httpx2.Client(trust_env=False) as client:
+    with Served(*apps) as urls, httpx2.Client(trust_env=False, verify=False) as client:
         assert client.get(urls[0] + "/plain").status_code == 500
     wrapped = [CoordinationMiddleware(app, micro) for app, micro in zip(apps, micros.values(), strict=True)]
-    with Served(*wrapped) as urls, httpx2.Client(trust_env=False) as client:
+    with Served(*wrapped) as urls, httpx2.Client(trust_env=False, verify=False) as client:
         assert [client.get(url + "/plain").json() for url in urls] == list(NAMES)
 
 

@@ -33,7 +33,9 @@ async def served(store: str) -> AsyncIterator[tuple[httpx2.AsyncClient, "subproc
     command += ["--log-level", "warning", "--timeout-graceful-shutdown", "20"]
     server = _start(command, store)
     try:
-        async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False) as client:
+        async with httpx2.AsyncClient(
+            base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False, verify=False
+        ) as client:
             until = monotonic() + 30
             while True:
                 try:
