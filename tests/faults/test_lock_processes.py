@@ -260,25 +260,29 @@ def test_a_holder_that_cannot_reach_the_store_is_kept_off_the_storage_by_its_fen
 
 
 STARVE = """
-import asyncio, sys, time
+import asyncio, sys
 from grelmicro.coordination import Coordination, Lock
 
-async def main(url, tasks, seconds):
-    grants = 0
+async def main(url, tasks, enough):
+    grants, stopped = 0, False
     async with Coordination.from_url(url).lock_backend as backend:
         lock = Lock("cart", backend=backend)
 
         async def work():
             nonlocal grants
-            while time.monotonic() < until:
+            while not stopped:
                 async with lock:
                     grants += 1
+                    if grants == int(enough):
+                        print("enough", flush=True)
                     await asyncio.sleep(0.002)
 
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        until = time.monotonic() + float(seconds)
-        await asyncio.gather(*(work() for _ in range(int(tasks))))
+        working = asyncio.gather(*(work() for _ in range(int(tasks))))
+        await asyncio.to_thread(sys.stdin.readline)
+        stopped = True
+        await working
     print(grants, flush=True)
 
 asyncio.run(main(*sys.argv[1:]))
@@ -287,10 +291,12 @@ asyncio.run(main(*sys.argv[1:]))
 
 @pytest.mark.parametrize(("tasks", "others"), [(8, 1), (1, 1)], ids=["many against one", "one against one"])
 def test_a_process_that_always_wants_it_lets_others_have_it(any_url: str, tasks: int, others: int) -> None:
-    with script(STARVE, any_url, tasks, 2.5) as greedy, script(STARVE, any_url, others, 2.5) as modest:
-        for each in (greedy, modest):
-            assert each.hear() == "ready"
-        for each in (greedy, modest):
-            each.tell()
-        grants = [int(greedy.hear()), int(modest.hear())]
+    with script(STARVE, any_url, tasks, 20) as greedy, script(STARVE, any_url, others, 20) as modest:
+        both = (greedy, modest)
+        for word in ("ready", "enough"):
+            for each in both:
+                assert each.hear() == word
+            for each in both:
+                each.tell()
+        grants = [int(each.hear()) for each in both]
     assert min(grants) >= sum(grants) / 20, grants
