@@ -165,7 +165,8 @@ async def test_terms_and_fires_are_told(told: list[Event]) -> None:
     seen = {event.kind: event for event in told}
     assert seen["acquired"].name == seen["handed_over"].name == seen["led"].name == "leader:main"
     assert seen["fired"].name.endswith("tick")
-    assert seen["fired"].detail == "success"
+    # On a loaded machine the last of its fires may be a missed one.
+    assert "success" in {event.detail for event in told if event.kind == "fired"}
 
 
 async def test_a_listener_that_raises_breaks_nothing(
