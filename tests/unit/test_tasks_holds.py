@@ -11,6 +11,7 @@ import pytest
 from grelmicro.backends.memory import MemoryStore
 from grelmicro.coordination import TaskLock
 from grelmicro.coordination.adapters import LockAdapter
+from grelmicro.errors import WouldBlockError
 from grelmicro.leases import Lease
 from grelmicro.task import FireOutcome, IntervalTask, TaskRun, Tasks
 from grelmicro.testing import MovableClock
@@ -65,6 +66,24 @@ async def test_each_due_tick_runs_where_a_store_rounds_holds_up(nothing_left: No
         runner.cancel()
         following.cancel()
         await asyncio.wait({runner, following})
+
+
+@pytest.mark.parametrize("late", [0.1, 1.5], ids=["a little late", "late"])
+async def test_a_run_that_began_late_does_not_delay_the_next_one_of_its_worker(
+    late: float, world: World, clock: MovableClock
+) -> None:
+    """As after a pause of the process between the due time and the request."""
+    async with world.client() as backend, world.client() as other:
+        mine, theirs = (locked(each, clock, lambda: None, 3.0)._job for each in (backend, other))
+        mine.clock = theirs.clock = clock
+        due = clock.now()
+        await clock.advance(late)
+        assert await mine.run(due, tolerance=0.3) == FireOutcome.SUCCESS
+        await clock.advance(3.0 - late)
+        if late > 0.3:
+            with pytest.raises(WouldBlockError):
+                await theirs.run(due + 3.0, tolerance=0.3)
+        assert await mine.run(due + 3.0, tolerance=0.3) == FireOutcome.SUCCESS
 
 
 async def test_each_due_tick_runs_on_each_store(real_world: World) -> None:

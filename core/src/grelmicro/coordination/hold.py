@@ -26,6 +26,8 @@ class Hold:
     interruption: Interruption | None = None
     renewed_automatically = False
     max_hold: float | None = None
+    late = 0.0
+    """Seconds from when its work was due until it was acquired, of which `held_for` does not know."""
     note: Mapping[str, str] | None = None
     """What replaces the data of the record when it is given back; None keeps it."""
     _reason = ""
@@ -84,6 +86,16 @@ class Hold:
     def backdate(self, seconds: float) -> None:
         """Count `held_for`, and with it a minimum hold, from `seconds` earlier."""
         self._acquired_at -= seconds
+
+    def count_from_due(self, late: float, tolerance: float) -> None:
+        """It was acquired `late` seconds after its work was due: count its minimum hold from then.
+
+        For other workers that counts only up to a tolerance, in seconds: they would run too soon after this one.
+        """
+        if late < tolerance:
+            self.backdate(late)
+        else:
+            self.late = late
 
     @property
     def released(self) -> bool:

@@ -212,7 +212,7 @@ class TaskLock(LeasePrimitive[TaskLockConfig]):
         mine = self._left_held
         if mine is not None and lease.granted_to(mine.token):
             # By this clock, since a store may have rounded it up; sums of intervals are not exact.
-            return round(self._config.min_hold_duration - mine.held_for, 6)
+            return round(self._config.min_hold_duration - mine.held_for - mine.late, 6)
         run = None if self._task is None else TaskRun.of(self._task, lease)
         if run is None or not run.holds(lease):
             return None

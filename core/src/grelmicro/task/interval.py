@@ -253,7 +253,7 @@ class IntervalTask:
             late = self.clock.now() - due
             try:
                 # Counted from when it was due, or each run would push the next one a little further.
-                outcome = await self._job.run(late if late < self._seconds * TOLERANCE else 0.0)
+                outcome = await self._job.run(due, tolerance=self._seconds * TOLERANCE)
             except WouldBlockError as busy:
                 left = busy.retry_after or 0.0
             else:

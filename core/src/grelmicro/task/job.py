@@ -66,11 +66,14 @@ class Job:
         self._noted_at = 0.0
         self._outage = Outage(f"task {name}", logger)
 
-    async def run(self, late: float = 0.0, *, lock: TaskLock | None = None) -> FireOutcome:
+    async def run(
+        self, due: float | None = None, *, tolerance: float = 0.0, lock: TaskLock | None = None
+    ) -> FireOutcome:
         """Run the function once, if it is this worker's turn.
 
         Args:
-            late: seconds since it was due; its minimum hold counts from then.
+            due: when it was due, by the clock. For the next run of this worker its minimum hold counts from then.
+            tolerance: seconds by which a run may be late for its minimum hold to count from then for all workers.
             lock: taken in place of the task's own.
 
         Raises:
@@ -82,7 +85,7 @@ class Job:
             return FireOutcome.COORDINATION_ERROR if self.leader.is_cut_off() else FireOutcome.SKIPPED
         self._running, self.began_at = True, None
         try:
-            return await self._run_if_free(lock, late)
+            return await self._run_if_free(lock, due, tolerance)
         finally:
             self._running = False
 
@@ -100,23 +103,25 @@ class Job:
         record = await self.leader.backend.read(self._record)
         return None if record is None else TaskRun.of(self.name, record)
 
-    async def _run_if_free(self, lock: TaskLock | None, late: float) -> FireOutcome:
+    async def _run_if_free(self, lock: TaskLock | None, due: float | None, tolerance: float) -> FireOutcome:
         lock = lock or self.lock
         if lock is not None:
-            return await self._run_locked(lock, late)
+            return await self._run_locked(lock, due, tolerance)
         outcome = await self._run(None)
         if self.leader is not None and self.leader.is_leader():
             await self._store(self.leader)
         return outcome
 
-    async def _run_locked(self, lock: TaskLock, late: float) -> FireOutcome:
+    async def _run_locked(self, lock: TaskLock, due: float | None, tolerance: float) -> FireOutcome:
         outcome: FireOutcome | None = None
         try:
             with distinguish_cancellation():
                 async with lock as handle:
                     raise_if_cancelled()
                     self._answered(lock)
-                    handle.backdate(late)
+                    if due is not None:
+                        held_for = handle.held_for  # read first: a pause in between must not lengthen the hold
+                        handle.count_from_due(self.clock.now() - due - held_for, tolerance)
                     try:
                         outcome = await self._run(handle)
                     finally:
