@@ -3,6 +3,7 @@
 from tests.helpers.foreground import pytest_configure
 from tests.helpers.groups import pytest_collection_modifyitems
 from tests.helpers.heap import pytest_collection, pytest_runtest_teardown, pytest_sessionfinish
+from tests.helpers.left_open import no_app_left_open
 from tests.helpers.marks import pytest_itemcollected
 from tests.servers.fixtures import (
     every_postgres,
@@ -32,6 +33,7 @@ __all__ = [
     "kubernetes_namespace",
     "kubernetes_server",
     "namespace",
+    "no_app_left_open",
     "postgres_server",
     "postgres_url",
     "pytest_collection",

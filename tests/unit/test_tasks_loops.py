@@ -56,6 +56,11 @@ def test_they_open_after_a_loop_that_ended_without_closing_them() -> None:
         await service.micro.__aenter__()
         await service.all_run()
 
+    async def close() -> None:
+        async with service.micro:
+            await service.all_run()
+
     for _ in range(3):
         asyncio.run(main())
         assert not service.leader.is_leader()
+    asyncio.run(close())
