@@ -6,11 +6,13 @@ from functools import lru_cache
 from types import TracebackType
 
 from django.core.exceptions import SynchronousOnlyOperation
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from grelmicro.config import Duration
 from grelmicro.coordination import LockTemplate, ThreadLockHandle
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro_django.serving import served
+from grelmicro_django.transactions import Kept, find_kept, open_transactions, refuse_open_transactions
 
 
 def lock(
@@ -20,9 +22,13 @@ def lock(
     auto_renew: bool | None = None,
     lease_duration: Duration | None = None,
     max_hold: Duration | None = None,
+    inside_transaction: bool = False,
     **values: object,
 ) -> "BlockLock":
     """A lock for a block: `with lock("order:{pk}", pk=order.pk) as held`.
+
+    It goes around a transaction, so that it outlives the commit: one that is released before would let the next holder
+    read what is not committed yet.
 
     Args:
         name: the lock's name; `{field}` stands for a keyword argument. Different values never share a name.
@@ -31,6 +37,8 @@ def lock(
         lease_duration: seconds after which the lock frees itself. None: the environment, else 30, or 60 where it is
             not renewed.
         max_hold: seconds after which it is not renewed any more. None: the environment, else no limit.
+        inside_transaction: acquire it inside an open transaction, and keep it until the outermost commit or rollback
+            of this thread's connections. What was read before it was acquired may be out of date.
         values: the fields of the name.
 
     Raises:
@@ -46,7 +54,7 @@ def lock(
         ) from None
     if unknown := sorted(values.keys() - set(template.template.fields)):
         raise SettingsValidationError(f"lock name {name!r} has no field {{{unknown[0]}}}: write it in the name")
-    return BlockLock(template, named)
+    return BlockLock(template, named, inside_transaction=inside_transaction)
 
 
 @lru_cache(maxsize=1024)
@@ -66,11 +74,12 @@ def template_of(
 class BlockLock:
     """What `lock` returns: it guards one block."""
 
-    def __init__(self, template: LockTemplate, name: str) -> None:
+    def __init__(self, template: LockTemplate, name: str, *, inside_transaction: bool) -> None:
         self.name = name
         """The lock's name."""
         self._template = template
-        self._entered: ExitStack | None = None
+        self._inside_transaction = inside_transaction
+        self._entered: _Entered | None = None
 
     def __enter__(self) -> ThreadLockHandle:
         """Acquire the lock.
@@ -79,16 +88,22 @@ class BlockLock:
             SynchronousOnlyOperation: an event loop runs in this thread, which the wait would block.
             LockTimeoutError: another holder kept it for the whole timeout.
             CoordinationBackendError: the store failed.
-            OutOfContextError: it guards a block already.
+            OutOfContextError: a transaction is open, or it guards a block already.
         """
         _refuse_event_loop()
-        if self._entered is not None:
-            raise OutOfContextError(f"lock {self.name!r} guards a block already: call lock() again for another one")
+        self._refuse_second_block()
+        if not self._inside_transaction:
+            refuse_open_transactions(f"lock {self.name!r}", BEFORE)
         with ExitStack() as stack:
             micro = stack.enter_context(served())
-            made = self._template.lock(self.name, micro.coordination)
-            held = stack.enter_context(made.from_thread.acquire(timeout=self._template.timeout))
-            self._entered = stack.pop_all()
+            key = micro, self.name
+            if self._inside_transaction and (kept := find_kept(key)) is not None:
+                kept.held.raise_if_lost()
+                held = kept.held
+            else:
+                made = self._template.lock(self.name, micro.coordination)
+                held = stack.enter_context(made.from_thread.acquire(timeout=self._template.timeout))
+            self._entered = _Entered(key, held, stack.pop_all())
         return held
 
     def __exit__(
@@ -96,7 +111,42 @@ class BlockLock:
     ) -> None:
         entered, self._entered = self._entered, None
         if entered is not None:
-            entered.__exit__(kind, error, traceback)
+            entered.leave(error, open_transactions() if self._inside_transaction else [])
+
+    def _refuse_second_block(self) -> None:
+        if self._entered is not None:
+            raise OutOfContextError(f"lock {self.name!r} guards a block already: call lock() again for another one")
+
+
+BEFORE = (
+    "acquire it before, as in `with lock(...), transaction.atomic():`, or keep it until the transaction has ended with "
+    "lock(..., inside_transaction=True)"
+)
+
+
+class _Entered:
+    """A block that is entered, in a thread."""
+
+    def __init__(self, key: object, held: ThreadLockHandle, stack: ExitStack) -> None:
+        self._key = key
+        self._held = held
+        self._stack = stack
+
+    def leave(self, error: BaseException | None, opened: list[BaseDatabaseWrapper]) -> None:
+        """The block has ended with `error`, and these transactions keep the lease.
+
+        Raises:
+            LockLostError: the lease was lost.
+        """
+        if not opened:
+            self._end(error)
+            return
+        Kept(self._key, self._held, self._end).until(opened)
+        if error is None:
+            self._held.raise_if_lost()
+
+    def _end(self, error: BaseException | None) -> None:
+        self._stack.__exit__(type(error) if error is not None else None, error, None)
 
 
 def _refuse_event_loop() -> None:
