@@ -38,7 +38,7 @@ def sync_tick():
 election = LeaderElection("main", lease_duration=3, renew_deadline=2, retry_interval=0.05, backend_timeout=1)
 tasks.add_task(election)
 micro = Grelmicro(uses=[Coordination.from_url(sys.argv[1]), tasks])
-lock = Lock("cart", lease_duration=0.6, auto_renew=True)
+lock = Lock("cart", lease_duration=2.4, auto_renew=True)
 descriptors_before = None
 
 def descriptors():
@@ -49,7 +49,9 @@ async def use_all():
     async with micro:
         async with lock as handle:
             waiters = [asyncio.create_task(hold()) for _ in range(20)]
-            await asyncio.sleep(0.7)
+            granted = handle.deadline
+            while handle.deadline == granted:  # until it is renewed
+                await asyncio.sleep(0.01)
             try:
                 await Lock("cart").acquire_nowait()
             except WouldBlockError:
@@ -68,7 +70,7 @@ async def use_all():
         for task in cut_off:
             task.cancel()
         await asyncio.wait_for(election.wait_for_leader(), 10)
-        lost = Lock("lost", lease_duration=0.5, auto_renew=True)
+        lost = Lock("lost", lease_duration=5, auto_renew=True)
         try:
             async with lost as held:
                 held.lose("a test said so")
