@@ -179,7 +179,7 @@ async def test_a_closed_backend_is_refused(world: World) -> None:
 
 @pytest.mark.parametrize("ends", ["cancels its tasks", "stops"])
 def test_a_loop_that_ends_during_a_call_is_told(ends: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("grelmicro.coordination.threads._LOOK", 0.1)
+    monkeypatch.setattr("grelmicro.coordination.threads.LOOK", 0.1)
     errors: list[BaseException] = []
     store = world.troubled()
     store.break_down(silence, "acquire")

@@ -8,6 +8,7 @@ from grelmicro.coordination.health import ElectionHealth, HealthCheck, HealthRep
 from grelmicro.coordination.holders import LeaseHolder
 from grelmicro.coordination.leaderelection import LeaderElection, LeaderElectionConfig
 from grelmicro.coordination.lock import Lock, LockConfig
+from grelmicro.coordination.loophandle import LoopLockHandle
 from grelmicro.coordination.multihandle import MultiLockHandle, ThreadMultiLockHandle
 from grelmicro.coordination.multilock import MultiLock
 from grelmicro.coordination.protocols import LeaderElectionBackend, LockBackend, ScheduleBackend
@@ -53,6 +54,7 @@ __all__ = [
     "LockReentrantError",
     "LockTemplate",
     "LockTimeoutError",
+    "LoopLockHandle",
     "MultiLock",
     "MultiLockHandle",
     "NotLeaderError",

@@ -1,7 +1,7 @@
 """What an acquisition returns: a lease in the caller's hand, usable from any task or thread."""
 
 import weakref
-from asyncio import get_running_loop
+from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from types import TracebackType
@@ -46,6 +46,8 @@ class LockHandle(Hold):
 
     _guards_block = False
     _ended = False
+    home: AbstractEventLoop | None = None
+    """The event loop of the task that holds it, if its backend is served by another one."""
 
     def __init__(
         self,
@@ -216,8 +218,16 @@ class LockHandle(Hold):
         if held is not None and held.get(self.owner) is self:
             del held[self.owner]
 
+    @property
+    def deserted(self) -> bool:
+        """Whether the event loop of its holder is closed, where nothing can go on under it any more."""
+        return self.home is not None and self.home.is_closed()
+
     def orphan(self) -> None:
         """Its owner has ended: it goes on for as long as somebody else has it in hand."""
+        if self.deserted:
+            self.give_back()
+            return
         self.leave_owner()
         self.owner = NOBODY  # a task that ended may have this handle as its result
 
@@ -319,8 +329,8 @@ class LockHandle(Hold):
             raise self.lost_error(action)
 
 
-class ThreadLockHandle:
-    """A `LockHandle` for a thread: the same names, as plain calls that the handle's event loop carries out."""
+class HandleElsewhere:
+    """What a `LockHandle` tells without its event loop."""
 
     __slots__ = ("_handle",)
 
@@ -357,6 +367,19 @@ class ThreadLockHandle:
         """Whether it ended without a release."""
         return self._handle.lost
 
+    def raise_if_lost(self) -> None:
+        """See `LockHandle.raise_if_lost`."""
+        self._handle.raise_if_lost()
+
+    def __repr__(self) -> str:
+        return repr(self._handle)
+
+
+class ThreadLockHandle(HandleElsewhere):
+    """A `LockHandle` for a thread: the same names, as plain calls that the handle's event loop carries out."""
+
+    __slots__ = ()
+
     def extend(self) -> "ThreadLockHandle":
         """See `LockHandle.extend`."""
         call(self._handle._backend.get_loop(), self._handle.extend())
@@ -365,10 +388,6 @@ class ThreadLockHandle:
     def release(self) -> None:
         """See `LockHandle.release`."""
         call(self._handle._backend.get_loop(), self._handle.release(), finish=True)
-
-    def raise_if_lost(self) -> None:
-        """See `LockHandle.raise_if_lost`."""
-        self._handle.raise_if_lost()
 
     def wait_lost(self) -> None:
         """See `LockHandle.wait_lost`."""
@@ -396,6 +415,3 @@ class ThreadLockHandle:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.leave(error, LockHandle.end)
-
-    def __repr__(self) -> str:
-        return repr(self._handle)

@@ -2,14 +2,18 @@
 
 import logging
 from asyncio import Task, current_task, get_running_loop
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from types import TracebackType
 from typing import Any, Never, Self
 from uuid import UUID
 
 from grelmicro.config import Duration, Interval, Ratio, build, check_config, check_name, check_seconds
 from grelmicro.coordination.acquisition import Acquisition
+from grelmicro.coordination.blocks import Blocks
 from grelmicro.coordination.handle import LockHandle, ThreadLockHandle, held_around
-from grelmicro.coordination.identity import Owner, calling_task, this_task, this_thread
+from grelmicro.coordination.identity import NOBODY, Owner, calling_task, this_task, this_thread
+from grelmicro.coordination.loophandle import LoopLockHandle
+from grelmicro.coordination.loops import call_across
 from grelmicro.coordination.passing import Offer
 from grelmicro.coordination.primitive import LeaseConfig, LeasePrimitive, ThreadPrimitive
 from grelmicro.coordination.protocols import LockBackend, LockBackendSource
@@ -154,6 +158,11 @@ class Lock(LeasePrimitive[LockConfig]):
     def from_thread(self) -> "ThreadLock":
         """The same lock for threads other than the event loop's: the same names, as plain calls."""
         return ThreadLock(self)
+
+    @property
+    def from_loop(self) -> "LoopLock":
+        """The same lock for coroutines on another event loop than the one that serves its backend."""
+        return LoopLock(self)
 
     async def __aenter__(self) -> LockHandle:
         return self._enter(await self._take(None, None))
@@ -327,3 +336,95 @@ class ThreadLock(ThreadPrimitive[Lock]):
 
     def __enter__(self) -> ThreadLockHandle:
         return self._enter(self.acquire())
+
+
+class LoopLock:
+    """A `Lock` for coroutines on other event loops: the one that serves its backend carries out each call.
+
+    The task that calls is the holder. A loss cancels the body of its `async with` on its own loop. A cancellation is
+    raised when what was under way has ended: an acquisition is undone, a release is finished.
+    """
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._blocks: Blocks[LockHandle] = Blocks()
+
+    def acquire(self, *, timeout: Duration | None = None) -> Acquisition[LoopLockHandle]:
+        """See `Lock.acquire`.
+
+        Raises:
+            OutOfContextError: no app is open, or the event loop that serves it stopped meanwhile.
+        """
+        return Acquisition(self._take(calling_task(), timeout))
+
+    def acquire_nowait(self) -> Acquisition[LoopLockHandle]:
+        """See `Lock.acquire_nowait`."""
+        return Acquisition(self._take_once(calling_task()))
+
+    def extend(self) -> Coroutine[Any, Any, LoopLockHandle]:
+        """See `Lock.extend`."""
+        return self._extend(calling_task())
+
+    def release(self) -> Coroutine[Any, Any, None]:
+        """See `Lock.release`."""
+        return self._release(calling_task())
+
+    async def owned(self) -> bool:
+        """See `Lock.owned`."""
+        backend, owner = self._backend(), this_task()
+        loop = backend.get_loop()
+        return await call_across(loop, self._lock._is_held_by(owner, backend))
+
+    async def locked(self) -> bool:
+        """See `Lock.locked`."""
+        backend = self._backend()
+        loop = backend.get_loop()
+        return await call_across(loop, self._lock._locked(backend))
+
+    async def __aenter__(self) -> LoopLockHandle:
+        held = await self._take(None, None)
+        self._blocks.append(held._handle)
+        held.begin_block()
+        return held
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        handle = self._lock._left(self._blocks, calling_task() or NOBODY)
+        if handle is not None:
+            await LoopLockHandle(handle).leave(error, self._lock._end)
+        elif error is None:
+            raise self._lock._not_held("released at the end of its block")
+
+    async def _take(self, caller: "Task[Any] | None", timeout: Duration | None) -> LoopLockHandle:
+        if timeout is not None:
+            timeout = check_seconds("timeout", timeout, zero=True)
+        backend, owner = self._backend(), caller or this_task()
+        return await self._begin(backend, owner, lambda: self._lock._acquire(backend, owner, "task", timeout))
+
+    async def _take_once(self, caller: "Task[Any] | None") -> LoopLockHandle:
+        backend, owner = self._backend(), caller or this_task()
+        self._lock._refuse_reentry(owner)
+        token = self._lock._token(backend, "task")
+        return await self._begin(backend, owner, lambda: self._lock._ask_once(backend, owner, token))
+
+    async def _begin(
+        self, backend: LockBackend, owner: Task[Any], ask: Callable[[], Coroutine[Any, Any, LockHandle]]
+    ) -> LoopLockHandle:
+        home = owner.get_loop()
+
+        async def granted() -> LockHandle:
+            handle = await ask()
+            handle.home = home
+            return handle
+
+        return LoopLockHandle(await call_across(backend.get_loop(), granted(), undo=LockHandle.give_back))
+
+    async def _extend(self, caller: "Task[Any] | None") -> LoopLockHandle:
+        return await LoopLockHandle(self._lock._holding(caller, "extended")).extend()
+
+    async def _release(self, caller: "Task[Any] | None") -> None:
+        await LoopLockHandle(self._lock._holding(caller, "released")).release()
+
+    def _backend(self) -> LockBackend:
+        return self._lock._source.find(any_loop=True)

@@ -60,6 +60,10 @@ class Renewable(Protocol):
         """Seconds for which it is surely held."""
 
     @property
+    def deserted(self) -> bool:
+        """Whether the event loop of its holder is closed, where nothing can go on under it any more."""
+
+    @property
     def outlasts_its_owner(self) -> bool:
         """Whether it is held until its owner ends a block, however long that waits."""
 
@@ -217,7 +221,7 @@ class Renewer:
     def _orphan(self) -> None:
         """Nobody may have what a task or thread left held that ended; then it is gone when this returns."""
         for held in self._alive():
-            if held.owner.done():
+            if held.owner.done() or held.deserted:
                 held.orphan()
 
     def _begin(self, due: list[Renewable]) -> None:

@@ -14,12 +14,13 @@ from grelmicro.lifecycle import AwaitedCancelledError
 T = TypeVar("T")
 H_co = TypeVar("H_co", covariant=True)
 
-_LOOK = 1.0
+LOOK = 1.0
 """Seconds between two looks at whether the event loop still runs."""
 
-_STOPPED = (
+STOPPED = (
     "the event loop that serves this backend stopped during the call: keep the app open until its threads have ended"
 )
+"""Why a call did not end, for the error's text."""
 
 
 class EnteredByThreads(ABC, Generic[H_co]):
@@ -82,11 +83,10 @@ def call(
         del work  # it refers to its error, whose traceback refers to this frame
 
 
-class _Work(Generic[T]):
-    """A coroutine that a thread waits for, until the thread is interrupted.
+class Work(ABC, Generic[T]):
+    """A coroutine on an event loop for what waits for it elsewhere, and may be interrupted meanwhile.
 
-    The thread may be interrupted between any two of its steps, so all that must not be left half done happens on the
-    loop, and what the two share is a lock of which each step is one call.
+    All that must not be left half done happens on the loop.
     """
 
     def __init__(
@@ -101,8 +101,10 @@ class _Work(Generic[T]):
         self._task: asyncio.Task[T] | None = None
         self._started = False
         self._abandoned = False
-        self._end = threading.Lock()
-        self._end.acquire()
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Let what waits for it go on: it has ended. Called once, on the loop."""
 
     # On the loop.
 
@@ -128,7 +130,7 @@ class _Work(Generic[T]):
         # The last reference to a task must not be the thread's: what runs at its end would swallow an interruption.
         self._task = None
         if task.cancelled():
-            self._error = OutOfContextError(_STOPPED) if task.cancelling() else AwaitedCancelledError()
+            self._error = OutOfContextError(STOPPED) if task.cancelling() else AwaitedCancelledError()
         elif (error := task.exception()) is not None:
             self._error = error
         else:
@@ -144,9 +146,9 @@ class _Work(Generic[T]):
     def _tell_end(self) -> None:
         if not self.ended:
             self.ended = True
-            self._end.release()
+            self._wake()
 
-    # In the thread.
+    # Elsewhere.
 
     def begin(self) -> None:
         """Tell the loop to start it."""
@@ -154,22 +156,44 @@ class _Work(Generic[T]):
             self._loop.call_soon_threadsafe(self.start)
         except RuntimeError:  # the loop was closed in this very moment
             self._coroutine.close()
-            self._error = OutOfContextError(_STOPPED)
+            self._error = OutOfContextError(STOPPED)
             self.ended = True
 
-    def wait(self) -> T:
-        """Its result, or the error that it raised."""
-        self.wait_for_its_end()
+    def result(self) -> T:
+        """What it came to, or the error that it raised, once it or the loop has ended."""
         if not self.ended:
-            raise OutOfContextError(_STOPPED)
+            raise OutOfContextError(STOPPED)
         if self._error is not None:
             raise self._error
         return self.results[0]
 
+
+class _Work(Work[T]):
+    """A coroutine that a thread waits for, until the thread is interrupted.
+
+    The thread may be interrupted between any two of its steps, so what it shares with the loop is a lock of which each
+    step is one call.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None
+    ) -> None:
+        super().__init__(loop, coroutine, undo)
+        self._end = threading.Lock()
+        self._end.acquire()
+
+    def _wake(self) -> None:
+        self._end.release()
+
+    def wait(self) -> T:
+        """Its result, or the error that it raised."""
+        self.wait_for_its_end()
+        return self.result()
+
     def wait_for_its_end(self) -> None:
         """Wait until it has ended, or the loop has."""
         while not self.ended and self._loop.is_running():
-            self._end.acquire(timeout=_LOOK)
+            self._end.acquire(timeout=LOOK)
 
 
 def _refusal(loop: asyncio.AbstractEventLoop) -> str:
