@@ -131,7 +131,9 @@ print("done")
 
 async def test_an_opening_that_fails_or_is_cancelled_leaves_nothing(config: Path, tmp_path: Path) -> None:
     bad = kubeconfig(tmp_path / "bad", "https://127.0.0.1:1", {"client-certificate": __file__, "client-key": __file__})
-    program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sleep", "args": ["60"]}
+    begun = tmp_path / "begun"
+    arguments = ["-c", f"echo > {begun}; exec sleep 60"]
+    program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": arguments}
     slow = kubeconfig(tmp_path / "slow", "https://127.0.0.1:1", {"exec": program})
     none = kubeconfig(tmp_path / "none", "https://[127.0.0.1:1")
     code = f"""
@@ -142,7 +144,8 @@ async def main():
         except Exception as error:
             print(type(error).__name__)
     task = asyncio.create_task(Requests(Cluster.at(kubeconfig={str(slow)!r})).open())
-    await asyncio.sleep(0.3)
+    while not os.path.exists({str(begun)!r}):
+        await asyncio.sleep(0.01)
     task.cancel()
     with suppress(asyncio.CancelledError):
         await task

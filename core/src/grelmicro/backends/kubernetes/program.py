@@ -70,15 +70,7 @@ class Program:
             CredentialsError: it fails, or writes something else.
             OSError: it cannot be run.
         """
-        asked = {"apiVersion": self.version, "kind": "ExecCredential", "spec": {"interactive": False}}
-        process = await asyncio.create_subprocess_exec(
-            self.command,
-            *self.arguments,
-            stdin=DEVNULL,
-            stdout=PIPE,
-            env={**os.environ, **dict(self.environment), "KUBERNETES_EXEC_INFO": json.dumps(asked)},
-            start_new_session=True,
-        )
+        process = await self._start()
         try:
             written, _ = await process.communicate()
         except asyncio.CancelledError:
@@ -87,6 +79,26 @@ class Program:
         if process.returncode != 0:
             raise self._failed(f"ended with status {process.returncode}; what it wrote to stderr may say why")
         return self._credentials(written)
+
+    async def _start(self) -> Process:
+        """Start it. Where this is cancelled meanwhile, asyncio would kill it and leave what it has begun."""
+        asked = {"apiVersion": self.version, "kind": "ExecCredential", "spec": {"interactive": False}}
+        starting = asyncio.ensure_future(
+            asyncio.create_subprocess_exec(
+                self.command,
+                *self.arguments,
+                stdin=DEVNULL,
+                stdout=PIPE,
+                env={**os.environ, **dict(self.environment), "KUBERNETES_EXEC_INFO": json.dumps(asked)},
+                start_new_session=True,
+            )
+        )
+        try:
+            return await outlast(starting)
+        except asyncio.CancelledError:
+            if not starting.cancelled() and starting.exception() is None:
+                await outlast(asyncio.ensure_future(_end(starting.result())))
+            raise
 
     def _credentials(self, written: bytes) -> Credentials:
         try:
