@@ -11,10 +11,20 @@ check_alone()
 
 if TYPE_CHECKING:
     from grelmicro_django.locks import lock as lock
+    from grelmicro_django.running import SKIPPED as SKIPPED
+    from grelmicro_django.singletons import SingletonCommand as SingletonCommand
+    from grelmicro_django.singletons import SingletonMixin as SingletonMixin
+    from grelmicro_django.singletons import singleton as singleton
 
-__all__ = ["lock"]
+__all__ = ["SKIPPED", "SingletonCommand", "SingletonMixin", "lock", "singleton"]
 
-_HOMES = {"lock": "grelmicro_django.locks"}
+_HOMES = {
+    "SKIPPED": "grelmicro_django.running",
+    "SingletonCommand": "grelmicro_django.singletons",
+    "SingletonMixin": "grelmicro_django.singletons",
+    "lock": "grelmicro_django.locks",
+    "singleton": "grelmicro_django.singletons",
+}
 """The module of each public name, imported at its first use: management commands should start quickly."""
 
 

@@ -1,0 +1,213 @@
+"""Stop the work of a thread whose lease is lost: its database calls, then its code, then its process."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from grelmicro.coordination import ThreadLockHandle
+from grelmicro.errors import LockLostError
+from grelmicro_django.exits import LOST
+from grelmicro_django.policies import Policy
+
+WAKING = getattr(signal, "SIGURG", signal.SIGINT)
+"""The signal that interrupts the main thread: a program that handles it not is not ended by it."""
+
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+CANCEL_SECONDS = 1.0
+"""Seconds that cancelling the calls of drivers may take before the main thread is interrupted all the same."""
+
+Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
+
+
+class Interrupted(BaseException):
+    """Raised in the work whose lease is lost. It is no `Exception`: code that catches those ends too."""
+
+    def __init__(self, guard: "Guard") -> None:
+        super().__init__("the lease of this work is lost")
+        self.guard = guard
+
+
+class Terminated(BaseException):
+    """Raised where a signal that ends the process came before the work began."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+class Signals:
+    """Handlers of the main thread for a block; what was there before is put back unless it was replaced meanwhile."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[Handler, Handler]] = {}
+
+    def handle(self, number: int, handler: Callable[[int, FrameType | None], Any]) -> Handler:
+        """Handle a signal; what handled it before."""
+        before = signal.getsignal(number)
+        self._before[number] = (before, handler)
+        signal.signal(number, handler)
+        return before
+
+    def put_back(self) -> None:
+        """Put back what was there."""
+        for number, (before, handler) in self._before.items():
+            if before is not None and signal.getsignal(number) is handler:
+                signal.signal(number, before)
+        self._before.clear()
+
+
+class Endings:
+    """Let SIGTERM and SIGHUP release the lease before they end the process; handlers of the program stay."""
+
+    def __init__(self) -> None:
+        self._signals = Signals()
+        self._held: ThreadLockHandle | None = None
+
+    def release_at_end(self, held: ThreadLockHandle) -> None:
+        """The work under this lease begins."""
+        self._held = held
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in ENDING:
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._signals.handle(number, self._end)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._signals.put_back()
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+        if self._held is None:
+            raise Terminated(number)
+        # The work goes no further: this runs on top of it, in its thread.
+        with suppress(Exception):
+            self._held.release()
+        signal.raise_signal(number)
+
+
+class Guard:
+    """Watches over the lease of the work in this thread, until `end`."""
+
+    def __init__(self, policy: Policy, held: ThreadLockHandle) -> None:
+        self._policy = policy
+        self._held = held
+        self._main = threading.current_thread() is threading.main_thread()
+        self._thread = threading.get_ident()
+        self._signals = Signals()
+        self._before: Handler = None
+        self._news: SimpleQueue[str] = SimpleQueue()
+        self._over = threading.Event()
+        self._databases: Sequence[BaseDatabaseWrapper] = ()
+        self.stopping = False
+        """Whether the work was interrupted."""
+        self.reason = ""
+        """Why the work may not go on; empty while it may."""
+
+    def begin(self) -> None:
+        """Begin to watch."""
+        if self._main:
+            self._databases = connections.all()  # those of this thread; none is opened by this
+            self._before = self._signals.handle(WAKING, self._wake)
+        threading.Thread(target=self._wait_lost, name="grelmicro-lease", daemon=True).start()
+        threading.Thread(target=self._watch, name="grelmicro-guard", daemon=True).start()
+
+    def end(self) -> None:
+        """The work has ended: nothing is interrupted any more."""
+        self._over.set()
+        self._news.put("")
+        self._signals.put_back()
+
+    def loss(self) -> LockLostError | None:
+        """The error that the work is to end with; None where its lease lasted."""
+        if not self.reason and self._held.lost:
+            self.reason = "its lease was lost before it ended"
+        if not self.reason:
+            return None
+        name = self._policy.name
+        return LockLostError(f"singleton '{name}': {self.reason}; see the log for the cause", name=name)
+
+    def _wait_lost(self) -> None:
+        with suppress(Exception):
+            self._held.wait_lost()
+        if self._held.lost:
+            self._news.put("its lease was lost before it ended")
+
+    def _watch(self) -> None:
+        limit = self._policy.max_hold
+        try:
+            reason = self._news.get(timeout=limit)
+        except Empty:
+            reason = f"it reached its max_hold of {limit:g} s"
+            self._stop(reason)
+            return
+        if reason and self._policy.on_lost == "stop":
+            self._stop(reason)
+        elif reason:
+            self.reason = reason
+            if limit is not None and not self._over.wait(limit):
+                self._stop(f"it reached its max_hold of {limit:g} s")
+
+    def _stop(self, reason: str) -> None:
+        if self._over.is_set():
+            return
+        self.reason = reason
+        if not self._main:
+            return
+        self.stopping = True
+        cancelling = threading.Thread(target=self._cancel_calls, name="grelmicro-cancel", daemon=True)
+        cancelling.start()
+        cancelling.join(min(CANCEL_SECONDS, self._policy.grace))
+        if not self._over.is_set():
+            interrupt(self._thread)
+        if not self._over.wait(self._policy.grace):
+            text = f"singleton '{self._policy.name}': {reason}, and the command did not stop: the process is ended\n"
+            with suppress(OSError):
+                os.write(2, text.encode())
+            os._exit(LOST)
+
+    def _cancel_calls(self) -> None:
+        for database in self._databases:
+            driver: Any = database.connection
+            cancel = getattr(driver, "cancel", None) or getattr(driver, "interrupt", None)
+            if cancel is not None:
+                with suppress(Exception):
+                    cancel()
+
+    def _wake(self, number: int, frame: FrameType | None) -> None:
+        if self.stopping and not self._over.is_set():
+            raise Interrupted(self)
+        if callable(self._before):
+            self._before(number, frame)
+
+
+def interrupt(thread: int) -> None:
+    """Have the main thread run its handler of the waking signal, also amid a sleep."""
+    if sys.platform == "win32":
+        signal.raise_signal(WAKING)
+    else:
+        signal.pthread_kill(thread, WAKING)
+
+
+def drop_connections() -> None:
+    """Close the database connections of this thread so that no other work reuses them, not even by a pool."""
+    for database in connections.all(initialized_only=True):
+        if database.connection is None or database.in_atomic_block:
+            continue
+        with suppress(Exception):
+            database.connection.close()
+        with suppress(Exception):
+            database.close()
