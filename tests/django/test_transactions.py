@@ -21,23 +21,9 @@ from grelmicro_django.transactions import (
     refuse_open_transactions,
     take_over_atomic_requests,
 )
+from tests.django.databases import databases
 
 ALIASES = ("shop", "stock")
-
-
-@contextmanager
-def databases(**settings: dict[str, Any]) -> Iterator[None]:
-    """These databases beside those of the project."""
-    before = dict(connections.settings)
-    connections.settings.update(connections.configure_settings({"default": {}, **settings}))
-    try:
-        yield
-    finally:
-        for alias in settings:
-            connections[alias].close()
-            del connections[alias]
-        connections.settings.clear()
-        connections.settings.update(before)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """`lock`: a lock for a block of code."""
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from functools import lru_cache
 from types import TracebackType
 
@@ -9,10 +9,16 @@ from django.core.exceptions import SynchronousOnlyOperation
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from grelmicro.config import Duration
-from grelmicro.coordination import LockTemplate, ThreadLockHandle
+from grelmicro.coordination import LockTemplate, LoopLockHandle, ThreadLockHandle
 from grelmicro.errors import OutOfContextError, SettingsValidationError
-from grelmicro_django.serving import served
-from grelmicro_django.transactions import Kept, find_kept, open_transactions, refuse_open_transactions
+from grelmicro_django.serving import aserved, served
+from grelmicro_django.transactions import (
+    Kept,
+    arefuse_open_transactions,
+    find_kept,
+    open_transactions,
+    refuse_open_transactions,
+)
 
 
 def lock(
@@ -25,7 +31,7 @@ def lock(
     inside_transaction: bool = False,
     **values: object,
 ) -> "BlockLock":
-    """A lock for a block: `with lock("order:{pk}", pk=order.pk) as held`.
+    """A lock for a block: `with lock("order:{pk}", pk=order.pk) as held`, or `async with` on any event loop.
 
     It goes around a transaction, so that it outlives the commit: one that is released before would let the next holder
     read what is not committed yet.
@@ -80,6 +86,7 @@ class BlockLock:
         self._template = template
         self._inside_transaction = inside_transaction
         self._entered: _Entered | None = None
+        self._aentered: AsyncExitStack | None = None
 
     def __enter__(self) -> ThreadLockHandle:
         """Acquire the lock.
@@ -113,8 +120,42 @@ class BlockLock:
         if entered is not None:
             entered.leave(error, open_transactions() if self._inside_transaction else [])
 
+    async def __aenter__(self) -> LoopLockHandle:
+        """Acquire the lock, in a coroutine on any event loop.
+
+        A loss cancels the block, which ends in `LockLostError`.
+
+        Raises:
+            LockTimeoutError: another holder kept it for the whole timeout.
+            CoordinationBackendError: the store failed.
+            OutOfContextError: a transaction is open in the thread that runs this coroutine's queries, it would be kept
+                until one ends, or it guards a block already.
+        """
+        self._refuse_second_block()
+        if self._inside_transaction:
+            raise OutOfContextError(
+                f"lock {self.name!r}: `async with` keeps none until a transaction ends, since a transaction is that of "
+                "a thread: use `with lock(..., inside_transaction=True)` in the function that sync_to_async calls"
+            )
+        timeout = self._template.timeout
+        limit = None if timeout is None else max(timeout, BUSY_LIMIT)
+        await arefuse_open_transactions(f"lock {self.name!r}", ABEFORE, limit)
+        async with AsyncExitStack() as stack:
+            micro = await stack.enter_async_context(aserved())
+            made = self._template.lock(self.name, micro.coordination)
+            held = await stack.enter_async_context(made.from_loop.acquire(timeout=timeout))
+            self._aentered = stack.pop_all()
+        return held
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        entered, self._aentered = self._aentered, None
+        if entered is not None:
+            await entered.__aexit__(kind, error, traceback)
+
     def _refuse_second_block(self) -> None:
-        if self._entered is not None:
+        if self._entered is not None or self._aentered is not None:
             raise OutOfContextError(f"lock {self.name!r} guards a block already: call lock() again for another one")
 
 
@@ -122,6 +163,11 @@ BEFORE = (
     "acquire it before, as in `with lock(...), transaction.atomic():`, or keep it until the transaction has ended with "
     "lock(..., inside_transaction=True)"
 )
+
+ABEFORE = "acquire it before the transaction begins, in the coroutine that calls the function with the transaction"
+
+BUSY_LIMIT = 1.0
+"""Seconds for which the thread that runs the queries may be busy at least."""
 
 
 class _Entered:

@@ -37,7 +37,9 @@ class Serving:
     def start_anew(self) -> None:
         """Have no app, as in a child that was forked."""
         self._served: Served | None = None
-        self._changing = threading.Lock()
+        self._changing = threading.Lock()  # for moments only: event loops acquire it too
+        self._opening = threading.Lock()
+        self._replacements = 0
         self._overrides = 0
 
     def enter(self) -> Served:
@@ -48,11 +50,17 @@ class Serving:
             CoordinationBackendError: the store failed.
             OutOfContextError: an event loop runs in this thread.
         """
-        with self._changing:
-            served = self._served
-            if served is None or not served.micro.is_open:
-                self._served = served = _opened(self._store_settings())
-            served.users += 1
+        with self._opening:
+            if (served := self.enter_at_once()) is not None:
+                return served
+            replacements = self._replacements
+            served = _opened(self._store_settings())
+            with self._changing:
+                served.users += 1
+                if replacements == self._replacements:
+                    self._served = served
+                else:  # the settings changed meanwhile: nothing but this user uses it
+                    served.replaced = True
             return served
 
     def enter_at_once(self) -> Served | None:
@@ -73,6 +81,7 @@ class Serving:
     def replace(self) -> None:
         """Let the next user open an app anew; the present one closes with its last user."""
         with self._changing:
+            self._replacements += 1
             served, self._served = self._served, None
             if served is None:
                 return
@@ -145,11 +154,38 @@ def served() -> Iterator[Grelmicro]:
 @asynccontextmanager
 async def aserved() -> AsyncIterator[Grelmicro]:
     """The same in a coroutine: a store is opened in a thread."""
-    entered = serving.enter_at_once()
-    if entered is None:
-        entered = await asyncio.to_thread(serving.enter)
+    entered = serving.enter_at_once() or await _enter_in_thread()
     try:
         yield entered.micro
     finally:
         if serving.leave(entered):
             close(entered)
+
+
+async def _enter_in_thread() -> Served:
+    """`Serving.enter` in a thread; one that is not awaited to its end adds no user."""
+    deciding = threading.Lock()
+    entered: list[Served] = []
+    given_up = False
+
+    def leave_all() -> None:
+        while entered:
+            served = entered.pop()
+            if serving.leave(served):
+                close(served)
+
+    def enter() -> None:
+        served = serving.enter()
+        with deciding:
+            entered.append(served)
+            if given_up:
+                leave_all()
+
+    try:
+        await asyncio.to_thread(enter)
+    except BaseException:
+        with deciding:
+            given_up = True
+            leave_all()
+        raise
+    return entered[0]

@@ -4,11 +4,13 @@ A lock must outlive the commit that it guards: one that is released before lets 
 committed yet, and overwrite it.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
+from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
@@ -16,6 +18,9 @@ from grelmicro.coordination import ThreadLockHandle
 from grelmicro.errors import GrelmicroError, OutOfContextError
 
 logger = logging.getLogger("grelmicro.django")
+
+DUMMY = "django.db.backends.dummy"
+"""The engine that Django gives a project without databases."""
 
 
 class Held(Protocol):
@@ -57,6 +62,29 @@ def refuse_open_transactions(title: str, remedy: str) -> None:
         raise OutOfContextError(
             f"{title} was asked for in {how} (database {aliases}), which would be committed after its release: {remedy}"
         )
+
+
+async def arefuse_open_transactions(title: str, remedy: str, limit: float | None) -> None:
+    """`refuse_open_transactions` for a coroutine, about the thread in which `sync_to_async` runs its queries.
+
+    Args:
+        title: what would be acquired, for the error's text.
+        remedy: what to do instead, after a colon.
+        limit: seconds to wait for that thread; None: no limit.
+
+    Raises:
+        OutOfContextError: a transaction is open there, or that thread was busy for all that time.
+    """
+    if all(settings["ENGINE"] == DUMMY for settings in connections.settings.values()):
+        return
+    try:
+        async with asyncio.timeout(limit):
+            await sync_to_async(refuse_open_transactions)(title, remedy)
+    except TimeoutError as busy:
+        raise OutOfContextError(
+            f"{title}: the thread that runs this coroutine's queries was busy for {limit:g} s, so it is not known "
+            "whether a transaction is open there: call coroutines by async_to_sync there, not by asyncio.run"
+        ) from busy
 
 
 class TakenOver(set[str]):
