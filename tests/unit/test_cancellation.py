@@ -12,6 +12,7 @@ import pytest
 from grelmicro.coordination import Lock, LockHandle, TaskLock
 from grelmicro.coordination.adapters import LockAdapter
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
+from tests.helpers.matrix import further
 from tests.helpers.stores import SOON, TroubledStore, late
 from tests.helpers.worlds import World, eventually
 
@@ -233,11 +234,12 @@ async def play(cast: Cast, name: str, at: int, when: When, *, level: bool) -> bo
         return reached
 
 
-async def play_all(world: World, name: str, when: When, *, level: bool) -> None:
+async def play_all(world: World, name: str, when: When, *, level: bool, slow: bool | None = None) -> None:
     """Play `name` again and again, and cancel it at one suspension after the other."""
     at = 1
-    # A store in memory answers before anything can come between; the others are slow anyway.
-    async with cast_of(world, slow=world.kind == "memory") as cast:
+    if slow is None:  # a store in memory answers before anything can come between; the others are slow anyway
+        slow = world.kind == "memory"
+    async with cast_of(world, slow) as cast:
         while await play(cast, name, at, when, level=level):
             at += 1
     assert at > 1
@@ -253,3 +255,13 @@ async def test_a_cancelled_task_leaves_nothing_behind(real_world: World, name: s
 @pytest.mark.parametrize("name", PLAYS)
 async def test_a_cancelled_scope_leaves_nothing_behind(matrix_world: World, name: str, when: When) -> None:
     await play_all(matrix_world, name, when, level=True)
+
+
+@pytest.mark.parametrize("matrix_world", further("sqlite"), indirect=True)
+@pytest.mark.parametrize("level", [False, True], ids=["task", "scope"])
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+@pytest.mark.parametrize("name", PLAYS)
+async def test_slow_connections_to_a_file_change_nothing(
+    matrix_world: World, name: str, when: When, level: bool
+) -> None:
+    await play_all(matrix_world, name, when, level=level, slow=True)

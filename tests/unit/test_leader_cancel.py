@@ -7,6 +7,7 @@ import pytest
 from grelmicro.coordination import LeaderElection
 from grelmicro.coordination.adapters import LeaderElectionAdapter
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
+from tests.helpers.matrix import further
 from tests.helpers.stores import SOON, Gate, TroubledStore, late
 from tests.helpers.worlds import World, eventually
 
@@ -71,14 +72,26 @@ async def play(world: World, at: int, when: When, *, everything: bool, slow: boo
     return election.suspended.suspensions >= at
 
 
+async def play_all(world: World, when: When, *, everything: bool, slow: bool) -> None:
+    """Play again and again, and cancel it at one suspension after the other."""
+    at = 1
+    while await play(world, at, when, everything=everything, slow=slow):
+        at += 1
+    assert at > 3
+
+
 @pytest.mark.parametrize("everything", [False, True], ids=["caller", "all tasks"])
 @pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
 async def test_it_leaves_no_lease(matrix_world: World, when: When, everything: bool) -> None:
-    slow = matrix_world.kind == "memory"  # which answers before anything can come between; others are slow anyway
-    at = 1
-    while await play(matrix_world, at, when, everything=everything, slow=slow):
-        at += 1
-    assert at > 3
+    # A store in memory answers before anything can come between; the others are slow anyway.
+    await play_all(matrix_world, when, everything=everything, slow=matrix_world.kind == "memory")
+
+
+@pytest.mark.parametrize("matrix_world", further("memory", "sqlite"), indirect=True)
+@pytest.mark.parametrize("everything", [False, True], ids=["caller", "all tasks"])
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+async def test_the_pace_of_connections_changes_nothing(matrix_world: World, when: When, everything: bool) -> None:
+    await play_all(matrix_world, when, everything=everything, slow=matrix_world.kind != "memory")
 
 
 async def stopped_with_a_release_in_flight(store: TroubledStore) -> tuple["asyncio.Task[None]", Gate]:

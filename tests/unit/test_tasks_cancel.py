@@ -12,6 +12,7 @@ from grelmicro.coordination import LeaderElection, TaskLock
 from grelmicro.coordination.adapters import LeaderElectionAdapter, LockAdapter
 from grelmicro.task import IntervalTask
 from tests.helpers.cancelling import Suspended, When, at_once, in_flight, when_answered
+from tests.helpers.matrix import further
 from tests.helpers.stores import SOON, late
 from tests.helpers.worlds import World, eventually
 
@@ -101,15 +102,27 @@ async def play(cast: Cast, at: int, when: When, *, leads: bool) -> bool:
     return reached
 
 
-@pytest.mark.parametrize("leads", [False, True], ids=["lock", "lock and leader"])
-@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
-async def test_it_leaves_nothing(matrix_world: World, when: When, leads: bool) -> None:
+async def play_all(world: World, when: When, *, leads: bool, slow: bool) -> None:
+    """Play again and again, and cancel it at one suspension after the other."""
     at = 1
-    # A store in memory answers before anything can come between; the others are slow anyway.
-    async with cast_of(matrix_world, slow=matrix_world.kind == "memory") as cast:
+    async with cast_of(world, slow) as cast:
         while await play(cast, at, when, leads=leads):
             at += 1
     assert at > 3  # on a busy machine a play has fewer fires, and so fewer suspensions
+
+
+@pytest.mark.parametrize("leads", [False, True], ids=["lock", "lock and leader"])
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+async def test_it_leaves_nothing(matrix_world: World, when: When, leads: bool) -> None:
+    # A store in memory answers before anything can come between; the others are slow anyway.
+    await play_all(matrix_world, when, leads=leads, slow=matrix_world.kind == "memory")
+
+
+@pytest.mark.parametrize("matrix_world", further("memory", "sqlite"), indirect=True)
+@pytest.mark.parametrize("leads", [False, True], ids=["lock", "lock and leader"])
+@pytest.mark.parametrize("when", [at_once, in_flight, when_answered])
+async def test_the_pace_of_connections_changes_nothing(matrix_world: World, when: When, leads: bool) -> None:
+    await play_all(matrix_world, when, leads=leads, slow=matrix_world.kind != "memory")
 
 
 @pytest.fixture
