@@ -117,6 +117,7 @@ def log_templates() -> list[tuple[str, str]]:
         if isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
         and call.func.attr in levels
+        and getattr(call.func.value, "id", "logger") == "logger"  # not a command line parser's error()
         and call.args
         # The level that `log` is given depends on a setting, whose default is INFO.
         and isinstance(text := call.args[call.func.attr == "log" and len(call.args) > 1], ast.Constant)

@@ -103,9 +103,9 @@ def acquire(policy: Policy, micro: Grelmicro) -> ThreadLockHandle:
 
 def skip(policy: Policy, micro: Grelmicro) -> str:
     """Log that another process holds the lease, and since when; the text."""
-    text = f"singleton '{policy.name}' was skipped: {describe_holder(policy, micro)}"
-    logger.info("%s", text)
-    return text
+    holder = describe_holder(policy, micro)
+    logger.info("singleton '%s' was skipped: %s", policy.name, holder)
+    return f"singleton '{policy.name}' was skipped: {holder}"
 
 
 def describe_holder(policy: Policy, micro: Grelmicro) -> str:
