@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import TransactionManagementError
 from django.test import TestCase
 
 from grelmicro.coordination import LockLostError, LockTimeoutError
@@ -145,8 +146,20 @@ def test_kept_until_the_outermost_commit_and_its_hooks() -> None:
     assert not {"commit", "rollback", "set_autocommit", "close"} & vars(connections["shop"]).keys()
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_without_a_transaction_it_ends_with_its_block(inside: bool) -> None:
+def test_what_django_refuses_inside_a_block_ends_nothing() -> None:
+    with transaction.atomic("shop"):
+        with lock("order", inside_transaction=True):
+            pass
+        for end in (transaction.commit, transaction.rollback):
+            with pytest.raises(TransactionManagementError):
+                end("shop")
+        with pytest.raises(TransactionManagementError):
+            transaction.set_autocommit(True, using="shop")
+        assert not is_free("order")
+    assert is_free("order")
+
+
+def test_without_a_transaction_it_ends_with_its_block() -> None:
     with lock("order", inside_transaction=True):
         with transaction.atomic("shop"):
             assert not is_free("order")

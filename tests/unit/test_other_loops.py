@@ -13,13 +13,14 @@ from grelmicro import Grelmicro
 from grelmicro.coordination import (
     Coordination,
     Lock,
+    LockHandle,
     LockLostError,
     LockNotOwnedError,
     LockReentrantError,
     LockTimeoutError,
     WouldBlockError,
 )
-from grelmicro.coordination.loops import call_across
+from grelmicro.coordination.loops import _Work, call_across
 from grelmicro.errors import OutOfContextError
 from grelmicro.lifecycle import AwaitedCancelledError
 from grelmicro.providers.memory import MemoryProvider
@@ -194,19 +195,39 @@ async def test_one_that_is_cancelled_before_it_begins_asks_nothing(micro: Grelmi
     await becomes_free(micro)
 
 
-async def test_one_that_is_cancelled_when_it_was_granted_is_undone(micro: Grelmicro) -> None:
+async def test_one_that_is_cancelled_when_it_was_granted_is_undone(
+    micro: Grelmicro, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The answer is here, and the task was not resumed yet."""
-    for _ in range(20):
-        task = asyncio.create_task(lock_of(micro).from_loop.acquire())
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_later(0.0005, task.cancel)
-        try:
-            held = await task
-        except asyncio.CancelledError:
-            pass
-        else:
-            await held.release()
-        await becomes_free(micro)
+    granted, wake = threading.Event(), _Work._wake
+
+    def wake_and_tell(work: "_Work[Any]") -> None:
+        wake(work)
+        granted.set()
+
+    monkeypatch.setattr(_Work, "_wake", wake_and_tell)
+    asking = threading.Event()
+    served_by(micro).call_soon_threadsafe(asking.wait, 30)
+    task = asyncio.create_task(lock_of(micro).from_loop.acquire())
+    await asyncio.sleep(0)
+    asking.set()
+    assert granted.wait(30)  # while this loop stands still
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await becomes_free(micro)
+
+
+async def test_a_coroutine_that_is_closed_leaves_nothing_behind(micro: Grelmicro) -> None:
+    async with lock_of(micro).from_loop.acquire() as held:
+        waiting = lock_of(micro).from_loop.acquire(timeout=LONG)
+        waiting.send(None)
+        closed = threading.Event()
+        served_by(micro).call_soon_threadsafe(closed.wait, 30)
+        waiting.close()
+        closed.set()
+    assert not held.valid
+    await becomes_free(micro)
 
 
 async def test_a_waiter_that_is_cancelled_leaves_the_queue(micro: Grelmicro) -> None:
@@ -229,6 +250,7 @@ async def test_a_cancelled_release_is_finished_first(
 ) -> None:
     held = await lock_of(micro).from_loop.acquire()
     gated = Gated(micro, monkeypatch, after=False)
+    waits = count_waits(monkeypatch)
     ended: list[BaseException] = []
     scope = anyio.CancelScope()
 
@@ -244,12 +266,27 @@ async def test_a_cancelled_release_is_finished_first(
     await asyncio.to_thread(gated.reached.wait, 30)
     for _ in range(5):
         (scope if how == "scope" else task).cancel()
-        await asyncio.sleep(0.001)
+        for _ in range(5):
+            await asyncio.sleep(0)
     assert ended == []
     gated.open()
     await asyncio.wait({task}, timeout=30)
     assert [type(error) for error in ended] == [asyncio.CancelledError]
     assert held._handle.released
+    assert len(waits) < 8  # else a scope that cancels again and again keeps this loop busy
+
+
+def count_waits(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The waits for calls on another loop that begin from now on."""
+    waits: list[object] = []
+    wait = _Work.wait_for_its_end
+
+    async def counted(work: "_Work[Any]") -> None:
+        waits.append(work)
+        await wait(work)
+
+    monkeypatch.setattr(_Work, "wait_for_its_end", counted)
+    return waits
 
 
 @pytest.mark.parametrize("how", ["plain", "with"])
@@ -273,6 +310,13 @@ async def test_a_loss_cancels_the_body_on_its_own_loop(micro: Grelmicro, how: st
     await asyncio.sleep(0.01)
 
 
+async def test_a_loss_just_before_the_block_cancels_it(micro: Grelmicro, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LockHandle, "guard_block", lambda handle: handle.lose("it was taken away"))
+    with pytest.raises(LockLostError):
+        async with lock_of(micro).from_loop:
+            await asyncio.sleep(60)
+
+
 async def test_a_loss_and_a_cancellation_at_once_are_a_cancellation(micro: Grelmicro) -> None:
     async def hold() -> None:
         async with lock_of(micro).from_loop as held:
@@ -291,7 +335,7 @@ async def test_a_loss_and_a_cancellation_at_once_are_a_cancellation(micro: Grelm
 async def test_a_loss_at_the_end_of_the_block_cancels_nothing_later(micro: Grelmicro) -> None:
     for count in range(20):
         with pytest.raises(LockLostError):
-            async with micro.coordination.lock(f"cart:{count}").from_loop as held:
+            async with micro.coordination.lock(f"cart:{count}", auto_renew=True).from_loop as held:
                 held._handle.lose("it was taken away")  # the task is told in the next turn of its loop
         await asyncio.sleep(0.001)
 
@@ -427,7 +471,7 @@ def test_an_asker_whose_loop_closes_leaves_no_lease(
         gated = Gated(micro, patched)
 
         async def ask() -> None:
-            await lock_of(micro, lease_duration=0.5).from_loop.acquire()
+            await lock_of(micro).from_loop.acquire()
 
         task = run_and_desert(ask, gated.reached.is_set)
         if not kept:
