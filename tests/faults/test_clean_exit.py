@@ -70,7 +70,7 @@ async def use_all():
         for task in cut_off:
             task.cancel()
         await asyncio.wait_for(election.wait_for_leader(), 10)
-        lost = Lock("lost", lease_duration=5, auto_renew=True)
+        lost = Lock("lost", lease_duration=0.5, auto_renew=True)
         try:
             async with lost as held:
                 held.lose("a test said so")
