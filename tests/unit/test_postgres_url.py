@@ -57,6 +57,30 @@ async def test_options_of_the_server_reach_it(postgres_url: str) -> None:
         await connection.close()
 
 
+async def test_connect_timeout_is_for_connecting(postgres_url: str) -> None:
+    async with PostgresProvider(postgres_url + "?connect_timeout=30") as provider:
+        await provider.check()
+    assert parse("postgresql://db/shop?connect_timeout=3").connect_timeout == 3
+    assert parse("postgresql://db/shop?connect_timeout=0").connect_timeout == float("inf")
+    with pytest.raises(SettingsValidationError, match="connect_timeout that is not a whole number"):
+        parse("postgresql://db/shop?connect_timeout=soon")
+
+
+async def test_a_server_that_is_silent_is_given_up_after_connect_timeout() -> None:
+    async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(be_silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        store = PostgresStore(
+            f"postgresql://127.0.0.1:{port}/shop?connect_timeout=1&sslmode=disable", command_timeout=300
+        )
+        async with asyncio.timeout(60):
+            with pytest.raises(BackendUnavailableError):
+                await store.open()
+
+
 async def test_the_whole_application_on_one_url(postgres_url: str) -> None:
     url = postgres_url + "?schema=public&namespace=shop"
     async with Coordination.from_url(url) as coordination, coordination.lock("cart") as held:

@@ -70,7 +70,7 @@ class Server:
         try:
             return await connect(
                 **self._address.arguments,
-                timeout=limit,
+                timeout=min(limit, self._address.connect_timeout),
                 command_timeout=USUAL_LIMIT,
                 statement_cache_size=0,  # what is prepared here has names of its own
                 connection_class=Session,

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -24,6 +25,9 @@ FORM = "postgresql://[user]:[password]@host:5432/database"
 OWN = ("namespace", "schema")
 """Options of a URL that are for the store and not for the server."""
 
+CONNECT_TIMEOUT = "connect_timeout"
+"""The option of libpq that asyncpg would send to the server as one of its settings."""
+
 FOREIGN = ("async_fallback", "prepared_statement_cache_size", "prepared_statement_name_func")
 """Options of a URL that are for SQLAlchemy."""
 
@@ -38,6 +42,8 @@ class Address:
     """The URL without password and options."""
     options: Mapping[str, str] = field(default_factory=dict)
     """The options of the URL that are for the store: `namespace` and `schema`."""
+    connect_timeout: float = inf
+    """Seconds after which connecting is given up, if that is sooner than a request would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +116,12 @@ def parse(url: str, password: str | None = None, env_prefix: str = ENV_PREFIX) -
             f"{env_prefix}PASSWORD): leave one of them out"
         )
     query = [("sslmode" if name == "ssl" else name, value) for name, value in parse_qsl(parts.query)]
-    dsn = _joined(parts, [(name, value) for name, value in query if name not in OWN])
+    dsn = _joined(parts, [(name, value) for name, value in query if name not in (*OWN, CONNECT_TIMEOUT)])
     login = f"{parts.username}@" if parts.username else ""
     safe = f"postgresql://{login}{parts.netloc.rpartition('@')[2]}{parts.path}"
     options = {name: value for name, value in query if name in OWN}
-    return Address({"dsn": dsn} | ({} if password is None else {"password": password}), safe, options)
+    arguments = {"dsn": dsn} | ({} if password is None else {"password": password})
+    return Address(arguments, safe, options, _connect_timeout(dict(query).get(CONNECT_TIMEOUT)))
 
 
 def limit_of(given: Duration | None, env_prefix: str = ENV_PREFIX) -> float:
@@ -178,6 +185,17 @@ def _split(url: object) -> SplitResult:
         raise _wrong("says neither host nor database")
     kept = [(name, value) for name, value in query if name not in FOREIGN]
     return parts._replace(query=urlencode(kept, quote_via=quote))
+
+
+def _connect_timeout(text: str | None) -> float:
+    """The limit that an option says; as in libpq, 0 and less say none."""
+    if text is None:
+        return inf
+    try:
+        seconds = int(text)
+    except ValueError:
+        raise _wrong("has an option connect_timeout that is not a whole number of seconds") from None
+    return seconds if seconds > 0 else inf
 
 
 def _joined(parts: SplitResult, query: Sequence[tuple[str, str]]) -> str:

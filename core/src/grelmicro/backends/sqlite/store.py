@@ -10,7 +10,7 @@ from typing import NamedTuple
 from grelmicro.backends.sqlite.file import check_path, check_place
 from grelmicro.backends.sqlite.lane import Lane, Unit, is_misplaced, reason
 from grelmicro.backends.sqlite.notifier import SUPPORTED
-from grelmicro.backends.sqlite.table import Table
+from grelmicro.backends.sqlite.table import CREATE, Table
 from grelmicro.backends.sqlite.watcher import Watcher
 from grelmicro.clock import Clock
 from grelmicro.config import Duration, check_seconds
@@ -78,6 +78,11 @@ class SQLiteStore(LeaseStore):
         self._retention = check_seconds("retention", retention)
         self._opened: _Open | None = None
         self._sweep_at = 0.0
+
+    @property
+    def table_sql(self) -> str:
+        """The SQL that makes the table, as opening does where it is missing."""
+        return f"{CREATE};"
 
     async def open(self) -> None:
         """Open the file, and create it if there is none.
