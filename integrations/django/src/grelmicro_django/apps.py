@@ -3,6 +3,7 @@
 from django.apps import AppConfig
 from django.core.signals import setting_changed
 
+from grelmicro_django.checks import register_checks
 from grelmicro_django.serving import renew
 
 
@@ -13,5 +14,6 @@ class GrelmicroConfig(AppConfig):
     verbose_name = "Coordination"
 
     def ready(self) -> None:
-        """Follow changes of settings."""
+        """Follow changes of settings, and register the system checks."""
         setting_changed.connect(renew, dispatch_uid="grelmicro_django.serving")
+        register_checks()

@@ -16,6 +16,10 @@ NAME = "GRELMICRO"
 EXAMPLE = 'GRELMICRO = {"STORE": "redis://localhost:6379/1", "NAMESPACE": "shop"}'
 
 
+class UnknownKeyError(SettingsValidationError):
+    """`GRELMICRO` has a key that is not known."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -36,7 +40,7 @@ class Settings(_Model):
     """The URL of a store, `database:ALIAS` or `cache:ALIAS?db=N`."""
     NAMESPACE: str | None = None
     """What separates this project from others on the same store. None: the default of the core."""
-    TASKS: str | None = None
+    TASKS: str | None = Field(default=None, pattern=r"^[^\s:]+:[^\s:]+$")
     """The `module:attribute` of the project's `Tasks`."""
     TEST: TestRunSettings | None = None
     """What replaces `STORE` in a test run, where it is a private memory store else."""
@@ -57,7 +61,8 @@ class Settings(_Model):
             errors = sorted(
                 error.errors(include_url=False, include_input=False), key=lambda each: each["type"] != "extra_forbidden"
             )
-            raise SettingsValidationError(_text(errors[0])) from None
+            unknown = errors[0]["type"] == "extra_forbidden"
+            raise (UnknownKeyError if unknown else SettingsValidationError)(_text(errors[0])) from None
         if made.NAMESPACE is not None:
             check_namespace(made.NAMESPACE)
         return made
