@@ -2,11 +2,13 @@
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from queue import Empty, SimpleQueue
+from time import sleep
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -25,6 +27,9 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 
 CANCEL_SECONDS = 1.0
 """Seconds that cancelling the calls of drivers may take before the main thread is interrupted all the same."""
+
+SHELL_SIGNALLED = 128
+"""What shells add to the number of the signal by which a process died."""
 
 Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
@@ -58,6 +63,9 @@ class Signals:
         signal.signal(number, handler)
         return before
 
+    def __bool__(self) -> bool:
+        return bool(self._before)
+
     def put_back(self) -> None:
         """Put back what was there."""
         for number, (before, handler) in self._before.items():
@@ -69,13 +77,24 @@ class Signals:
 class Endings:
     """Let SIGTERM and SIGHUP release the lease before they end the process; handlers of the program stay."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
         self._signals = Signals()
         self._held: ThreadLockHandle | None = None
+        self._databases: Sequence[BaseDatabaseWrapper] = ()
+        self._receiver: socket.socket | None = None
+        self._sender: socket.socket | None = None
 
     def release_at_end(self, held: ThreadLockHandle) -> None:
         """The work under this lease begins."""
         self._held = held
+        if self._signals and signal.set_wakeup_fd(-1) == -1:
+            # A handler runs between two steps of Python. This tells a thread of a signal that comes amid a long call.
+            self._databases = connections.all()
+            self._receiver, self._sender = socket.socketpair()
+            self._sender.setblocking(False)
+            signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, args=[self._receiver], name="grelmicro-ending", daemon=True).start()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -87,6 +106,10 @@ class Endings:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._sender is not None:
+            if (present := signal.set_wakeup_fd(-1)) != self._sender.fileno():
+                signal.set_wakeup_fd(present)
+            self._sender.close()
         self._signals.put_back()
 
     def _end(self, number: int, frame: FrameType | None) -> None:
@@ -97,6 +120,28 @@ class Endings:
         with suppress(Exception):
             self._held.release()
         signal.raise_signal(number)
+
+    def _watch(self, receiver: socket.socket) -> None:
+        """At a signal, end the calls of drivers, after which the handler runs, or the process after the grace."""
+        with receiver:
+            while numbers := receiver.recv(64):
+                for number in numbers:
+                    if number in ENDING and getattr(signal.getsignal(number), "__self__", None) is self:
+                        cancel_calls(self._databases)
+                        sleep(self._grace)
+                        if self._held is not None:
+                            with suppress(Exception):
+                                self._held.release()
+                        os._exit(SHELL_SIGNALLED + number)
+
+
+def _forget_wakeups() -> None:
+    """In a child that was forked: what it is sent is not for its parent."""
+    signal.set_wakeup_fd(-1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_wakeups)
 
 
 class Guard:
@@ -168,7 +213,7 @@ class Guard:
         if not self._main:
             return
         self.stopping = True
-        cancelling = threading.Thread(target=self._cancel_calls, name="grelmicro-cancel", daemon=True)
+        cancelling = threading.Thread(target=cancel_calls, args=[self._databases], name="grelmicro-cancel", daemon=True)
         cancelling.start()
         cancelling.join(min(CANCEL_SECONDS, self._policy.grace))
         if not self._over.is_set():
@@ -178,14 +223,6 @@ class Guard:
             with suppress(OSError):
                 os.write(2, text.encode())
             os._exit(LOST)
-
-    def _cancel_calls(self) -> None:
-        for database in self._databases:
-            driver: Any = database.connection
-            cancel = getattr(driver, "cancel", None) or getattr(driver, "interrupt", None)
-            if cancel is not None:
-                with suppress(Exception):
-                    cancel()
 
     def _wake(self, number: int, frame: FrameType | None) -> None:
         if self.stopping and not self._over.is_set():
@@ -200,6 +237,16 @@ def interrupt(thread: int) -> None:
         signal.raise_signal(WAKING)
     else:
         signal.pthread_kill(thread, WAKING)
+
+
+def cancel_calls(databases: Sequence[BaseDatabaseWrapper]) -> None:
+    """End what connections of another thread are executing."""
+    for database in databases:
+        driver: Any = database.connection
+        cancel = getattr(driver, "cancel", None) or getattr(driver, "interrupt", None)
+        if cancel is not None:
+            with suppress(Exception):
+                cancel()
 
 
 def drop_connections() -> None:

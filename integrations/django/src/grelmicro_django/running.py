@@ -4,7 +4,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from socket import gethostname
 from typing import TypeVar
@@ -12,17 +13,20 @@ from typing import TypeVar
 from django.db import close_old_connections
 
 from grelmicro import Grelmicro
-from grelmicro.coordination import LockHandle, LockLostError, ThreadLockHandle, WouldBlockError
+from grelmicro.coordination import LeaseHolder, Lock, LockHandle, LockLostError, ThreadLockHandle, WouldBlockError
 from grelmicro.errors import CoordinationBackendError, GrelmicroError
 from grelmicro_django.guarding import Endings, Guard, Interrupted, Terminated, drop_connections
 from grelmicro_django.policies import Policy
-from grelmicro_django.serving import served, serving
+from grelmicro_django.serving import aserved, served, serving
 from grelmicro_django.transactions import refuse_open_transactions
 
 logger = logging.getLogger("grelmicro.django")
 
 READ_SECONDS = 5.0
 """Seconds for which the record of the holder is read, to log it."""
+
+UNRELEASED = "singleton '%s' has ended, and its lease will end by itself: %s"
+"""Logged where the lease lasted as long as the work, but the store failed at its release."""
 
 T = TypeVar("T")
 
@@ -67,7 +71,7 @@ def run(
         CoordinationBackendError: the store failed before the work began.
     """
     try:
-        with Endings() as endings, ExitStack() as stack:
+        with Endings(policy.grace) as endings, ExitStack() as stack:
             try:
                 refuse_open_transactions(f"singleton '{policy.name}'", "begin the transaction inside")
                 micro = stack.enter_context(served())
@@ -90,7 +94,12 @@ def run(
 
 def acquire(policy: Policy, micro: Grelmicro) -> ThreadLockHandle:
     """The lease of a singleton; raises what `ThreadLock.acquire` raises."""
-    lock = micro.coordination.lock(
+    return make_lock(policy, micro).from_thread.acquire(timeout=policy.timeout)
+
+
+def make_lock(policy: Policy, micro: Grelmicro) -> Lock:
+    """The lock of a singleton."""
+    return micro.coordination.lock(
         policy.name,
         worker=micro.worker or f"{gethostname()}-{os.getpid()}",
         lease_duration=policy.lease_duration,
@@ -98,41 +107,59 @@ def acquire(policy: Policy, micro: Grelmicro) -> ThreadLockHandle:
         # The work is stopped at its maximum, and the lease lasts until it has stopped.
         max_hold=None if policy.max_hold is None else policy.max_hold + policy.grace + policy.lease_duration,
     )
-    return lock.from_thread.acquire(timeout=policy.timeout)
 
 
 def skip(policy: Policy, micro: Grelmicro) -> str:
     """Log that another process holds the lease, and since when; the text."""
-    holder = describe_holder(policy, micro)
-    logger.info("singleton '%s' was skipped: %s", policy.name, holder)
-    return f"singleton '{policy.name}' was skipped: {holder}"
-
-
-def describe_holder(policy: Policy, micro: Grelmicro) -> str:
-    """Who holds the lease, as its record says."""
-    coordination = micro.coordination
-    reading = asyncio.run_coroutine_threadsafe(
-        coordination.holder_of(policy.name), coordination.lock_backend.get_loop()
-    )
+    reading = read_holder(policy, micro)
     try:
         holder = reading.result(READ_SECONDS)
     except (GrelmicroError, TimeoutError):
         reading.cancel()
         holder = None
+    return log_skip(policy, holder)
+
+
+async def askip(policy: Policy, micro: Grelmicro) -> None:
+    """The same in a coroutine."""
+    try:
+        holder = await asyncio.wait_for(asyncio.wrap_future(read_holder(policy, micro)), READ_SECONDS)
+    except (GrelmicroError, TimeoutError):
+        holder = None
+    log_skip(policy, holder)
+
+
+def read_holder(policy: Policy, micro: Grelmicro) -> "Future[LeaseHolder | None]":
+    """The holder of the lease, as its record says."""
+    coordination = micro.coordination
+    return asyncio.run_coroutine_threadsafe(coordination.holder_of(policy.name), coordination.lock_backend.get_loop())
+
+
+def log_skip(policy: Policy, holder: LeaseHolder | None) -> str:
+    """Log a skip; the text."""
     if holder is None:
-        return "another worker held it until now"
-    return f"held since {holder.since.isoformat(timespec='seconds')} by worker '{holder.worker}'"
+        why = "another worker held it until now"
+    else:
+        why = f"held since {holder.since.isoformat(timespec='seconds')} by worker '{holder.worker}'"
+    logger.info("singleton '%s' was skipped: %s", policy.name, why)
+    return f"singleton '{policy.name}' was skipped: {why}"
 
 
-@contextmanager
-def releasing(policy: Policy, held: ThreadLockHandle, failure: Callable[[GrelmicroError], Exception]) -> Iterator[None]:
-    """Release the lease at the end of a block, or keep it for what is left of its minimum."""
+def ending(policy: Policy) -> Callable[[LockHandle], Awaitable[None]]:
+    """What ends a lease: it is released, or kept for what is left of its minimum."""
 
     async def end(handle: LockHandle) -> None:
         left = policy.min_hold - handle.held_for
         if left <= 0 or not handle.valid or not await handle.shorten(left):
             await handle.end()
 
+    return end
+
+
+@contextmanager
+def releasing(policy: Policy, held: ThreadLockHandle, failure: Callable[[GrelmicroError], Exception]) -> Iterator[None]:
+    """End the lease with a block."""
+    end = ending(policy)
     try:
         yield
     except BaseException as error:
@@ -143,8 +170,7 @@ def releasing(policy: Policy, held: ThreadLockHandle, failure: Callable[[Grelmic
     except LockLostError as lost:
         raise failure(lost) from None
     except CoordinationBackendError as unreachable:
-        # The work is done, and its lease lasted as long.
-        logger.warning("singleton '%s' ended, and its lease ends by itself: %s", policy.name, unreachable)
+        logger.warning(UNRELEASED, policy.name, unreachable)
 
 
 def guarded(
@@ -179,3 +205,43 @@ def guarded(
     if raised is not None:
         raise raised
     return results[0]
+
+
+async def arun(policy: Policy, work: Callable[[], Awaitable[T]]) -> T | Skipped:
+    """Await `work` under the lease of a singleton, on any event loop; raises what `run` raises.
+
+    A loss cancels the running task, unless `on_lost` is `finish`.
+    """
+    async with aserved() as micro:
+        try:
+            held = await make_lock(policy, micro).from_loop.acquire(timeout=policy.timeout)
+        except WouldBlockError:
+            if policy.on_busy != "skip":
+                raise
+            await askip(policy, micro)
+            return SKIPPED
+        end = ending(policy)
+        if policy.on_lost == "stop":
+            held.begin_block()
+        try:
+            result = await limited(policy, work)
+        except BaseException as error:
+            await held.leave(error, end)
+            raise
+        try:
+            await held.leave(None, end)
+        except CoordinationBackendError as unreachable:
+            logger.warning(UNRELEASED, policy.name, unreachable)
+        return result
+
+
+async def limited(policy: Policy, work: Callable[[], Awaitable[T]]) -> T:
+    """Await `work` for as long as the policy lets it run."""
+    try:
+        async with asyncio.timeout(policy.max_hold) as limit:
+            return await work()
+    except TimeoutError as late:
+        if not limit.expired():
+            raise
+        text = f"singleton '{policy.name}': it reached its max_hold of {policy.max_hold:g} s"
+        raise LockLostError(text, name=policy.name) from late

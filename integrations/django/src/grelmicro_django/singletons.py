@@ -1,9 +1,9 @@
 """`SingletonCommand` and `@singleton`: commands and functions of which one process runs at a time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from django.core.management.base import BaseCommand, OutputWrapper
 from django.db import connections
@@ -12,7 +12,7 @@ from grelmicro.coordination import ThreadLockHandle
 from grelmicro.errors import GrelmicroError, OutOfContextError
 from grelmicro_django.exits import command_error
 from grelmicro_django.policies import Policy
-from grelmicro_django.running import Skipped, run
+from grelmicro_django.running import Skipped, arun, run
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,6 +125,18 @@ def teller(options: dict[str, Any], stderr: OutputWrapper) -> Callable[[str], ob
     return stderr.write if shown else lambda _: None
 
 
+class Decorator(Protocol):
+    """What `singleton` returns."""
+
+    @overload
+    def __call__(
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> Callable[P, Coroutine[Any, Any, R | Skipped]]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R | Skipped]: ...
+
+
 def singleton(
     name: str,
     *,
@@ -135,11 +147,12 @@ def singleton(
     min_hold: float = 0.0,
     on_lost: str = "stop",
     grace: float = 5.0,
-) -> Callable[[Callable[P, R]], Callable[P, R | Skipped]]:
+) -> Decorator:
     """Let one process at a time run a function. It goes under `@task` and `@shared_task`.
 
     A call that is busy elsewhere returns `SKIPPED`, which is the JSON object `{"grelmicro": "skipped"}`, unless
-    `on_busy` says otherwise. In the main thread a lost lease interrupts the function; in other threads nothing does.
+    `on_busy` says otherwise. In the main thread, and in a
+    coroutine, a lost lease interrupts the function; in other threads nothing does.
 
     Args:
         name: the name of its lock.
@@ -166,16 +179,24 @@ def singleton(
         grace=grace,
     )
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R | Skipped]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _check_function(function)
 
+        if iscoroutinefunction(function):
+
+            @wraps(function)
+            async def aguarded(*args: Any, **kwargs: Any) -> Any:
+                return await arun(policy, lambda: function(*args, **kwargs))
+
+            return aguarded
+
         @wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R | Skipped:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
             return run(policy, lambda _: function(*args, **kwargs))
 
         return guarded
 
-    return decorate
+    return cast(Decorator, decorate)
 
 
 def _check_function(function: object) -> None:
@@ -186,5 +207,3 @@ def _check_function(function: object) -> None:
         )
     if not callable(function):
         raise TypeError(f'@singleton("name") guards a function, not {type(function).__name__}')
-    if iscoroutinefunction(function):
-        raise TypeError("@singleton guards plain functions: call the coroutine inside one, by asgiref's async_to_sync")
