@@ -7,72 +7,8 @@ from time import monotonic, sleep
 
 import pytest
 
+from tests.django.commands import HOLD, NIGHTLY, WORK
 from tests.django.helpers import Project, ended, make_project
-
-WORK = """
-import os, time
-from django.core.management.base import BaseCommand, CommandError
-
-
-class Command(BaseCommand):
-    def add_arguments(self, parser):
-        parser.add_argument("seconds", type=float)
-        parser.add_argument("--code", type=int, default=0)
-        parser.add_argument("--die", type=int, default=0)
-        parser.add_argument("--stubborn", action="store_true")
-
-    def handle(self, *args, seconds, code, die, stubborn, **options):
-        log("begin")
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            try:
-                time.sleep(0.05)
-                log("at work")
-            except BaseException:
-                if not stubborn:
-                    raise
-        if die:
-            os.kill(os.getpid(), die)
-        if code:
-            raise CommandError("refused", returncode=code)
-        log("end")
-
-
-def log(text):
-    with open("log", "a") as file:
-        file.write(f"{os.getpid()} {text}\\n")
-"""
-
-NIGHTLY = """
-from grelmicro_django import SingletonCommand
-
-
-class Command(SingletonCommand):
-    singleton_name = "nightly-report"
-
-    def add_arguments(self, parser):
-        parser.add_argument("--full", action="store_true")
-
-    def handle(self, *args, full, **options):
-        self.lease.raise_if_lost()
-        self.stdout.write(f"{self.lease.name} {self.lease.fencing_token > 0} {full}")
-"""
-
-HOLD = """
-import sys, time
-from django.core.management.base import BaseCommand
-from grelmicro_django import lock
-
-
-class Command(BaseCommand):
-    def add_arguments(self, parser):
-        parser.add_argument("name")
-
-    def handle(self, *args, name, **options):
-        with lock(name):
-            open("log", "a").write("held\\n")
-            time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -215,3 +151,28 @@ def test_migrate_runs_as_a_singleton_on_an_empty_database(project: Project) -> N
     done = project.manage("singleton", "--on-busy", "wait", "--", "migrate", "-v0")
     assert (done.code, done.err) == (0, "")
     assert project.manage("migrate", "--check").code == 0
+
+
+SLOW = """
+from django.core.management.base import BaseCommand
+from django.db import connection
+
+
+class Command(BaseCommand):
+    def handle(self, *args, **options):
+        with connection.cursor() as cursor:
+            open("log", "a").write("begin\\n")
+            cursor.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n")
+"""
+
+
+def test_a_call_of_sqlite_is_interrupted(project: Project) -> None:
+    project.add_command("slow", SLOW)
+    stopped = project.manage("singleton", "--max-hold", "1", "--grace", "30", "--", "slow")
+    assert stopped.code == 70, stopped
+    assert stopped.err == "CommandError: singleton 'slow': it reached its max_hold of 1 s; see the log for the cause\n"
+    with project.running("singleton", "--grace", "30", "--", "slow") as process:
+        project.wait_for("begin", times=2)
+        process.send_signal(signal.SIGTERM)
+        assert ended(process).code == -signal.SIGTERM
+    assert project.manage("singleton", "--name", "slow", "--on-busy", "fail", "--", "work", "0").code == 0
