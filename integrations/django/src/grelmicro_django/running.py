@@ -25,9 +25,6 @@ logger = logging.getLogger("grelmicro.django")
 READ_SECONDS = 5.0
 """Seconds for which the record of the holder is read, to log it."""
 
-UNRELEASED = "singleton '%s' has ended, and its lease will end by itself: %s"
-"""Logged where the lease lasted as long as the work, but the store failed at its release."""
-
 T = TypeVar("T")
 
 
@@ -145,6 +142,11 @@ def log_skip(policy: Policy, holder: LeaseHolder | None) -> str:
     return f"singleton '{policy.name}' was skipped: {why}"
 
 
+def log_unreleased(policy: Policy, error: CoordinationBackendError) -> None:
+    """Log that the lease lasted as long as the work, and the store failed at its release."""
+    logger.warning("singleton '%s' ended, and its lease ends by itself: %s", policy.name, error)
+
+
 def ending(policy: Policy) -> Callable[[LockHandle], Awaitable[None]]:
     """What ends a lease: it is released, or kept for what is left of its minimum."""
 
@@ -170,7 +172,7 @@ def releasing(policy: Policy, held: ThreadLockHandle, failure: Callable[[Grelmic
     except LockLostError as lost:
         raise failure(lost) from None
     except CoordinationBackendError as unreachable:
-        logger.warning(UNRELEASED, policy.name, unreachable)
+        log_unreleased(policy, unreachable)
 
 
 def guarded(
@@ -231,7 +233,7 @@ async def arun(policy: Policy, work: Callable[[], Awaitable[T]]) -> T | Skipped:
         try:
             await held.leave(None, end)
         except CoordinationBackendError as unreachable:
-            logger.warning(UNRELEASED, policy.name, unreachable)
+            log_unreleased(policy, unreachable)
         return result
 
 
