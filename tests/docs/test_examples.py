@@ -34,6 +34,7 @@ OTHERS = re.compile(
     r"|granian --interface asgi [\w.:-]+(?: --workers \d+)?"
     r"|hypercorn [\w.:-]+(?: --workers \d+)?"
     r"|celery -A jobs (?:worker|beat)"
+    r"|python manage\.py check --deploy --tag grelmicro_store"
     r"|rq worker"
     r"|kubectl create namespace shop"
     r"|kubectl (?:get|delete) leases -n shop(?: -l grelmicro\.io/prefix=shop)?"
