@@ -113,7 +113,8 @@ class Lane:
         back into the file and removes it, and of two that close at the same moment each takes the other for the last.
         """
         self._ending, self._thread = self._thread, None
-        if self._ending is None:
+        # Where nothing was asked there is nothing to close, and a thread cannot be started at the interpreter's exit.
+        if self._ending is None or (last is None and not self._ending.begun):
             closed: Future[None] = Future()
             closed.set_result(None)
             return closed

@@ -29,6 +29,11 @@ class WorkerThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether it has started."""
+        return self._thread is not None
+
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
         """Begin to run `work`; it runs to its end once it has started, even if the future is cancelled."""
         loop = asyncio.get_running_loop()
@@ -63,8 +68,9 @@ class WorkerThread:
     def _put(self, work: Callable[[], object]) -> None:
         if self._thread is None:
             # A daemon: a program that closes nothing must still be able to exit. Its owner ends it before that.
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
         self._work.put(work)
 
     def _run(self) -> None:
