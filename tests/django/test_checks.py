@@ -104,7 +104,8 @@ def test_a_store_in_a_database_is_reached_when_the_database_is_named(tmp_path: P
     wrong = tmp_path / "none/shop.db"
     with databases(shop={"ENGINE": SQLITE, "NAME": wrong}):
         store = {"STORE": "database:shop"}
-        assert ids(store, tag=STORE_TAG, deploy=True) == []
+        # Without this argument Django 6 names all databases, and older ones none.
+        assert ids(store, tag=STORE_TAG, deploy=True, databases=[]) == []
         assert ids(store, tag=STORE_TAG, deploy=True, databases=["default"]) == []
         assert ids(store, tag=STORE_TAG, deploy=True, databases=["shop"]) == ["grelmicro.E005"]
 
