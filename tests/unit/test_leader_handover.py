@@ -10,6 +10,7 @@ import pytest
 from grelmicro.coordination import LeaderElection, LeaderRecord
 from grelmicro.coordination.adapters import LeaderElectionAdapter
 from grelmicro.errors import SettingsValidationError, TaskError
+from grelmicro.leases import LeaseStore
 from grelmicro.testing import MovableClock
 from tests.helpers.elections import Fleet, Worker
 from tests.helpers.stores import late, refused, request_lost
@@ -303,23 +304,26 @@ async def test_a_loop_that_ends_while_it_steps_down_leaves_no_lease(real_world: 
         finally:
             await asyncio.sleep(needed)
 
+    async def step_down(own: LeaseStore, moments: int) -> None:
+        election = LeaderElection("job", backend=LeaderElectionAdapter(real_world.store()))
+        before = asyncio.all_tasks()
+        stop = asyncio.Event()
+        service = asyncio.create_task(election(stop=stop))
+        await asyncio.wait_for(election.wait_for_leader(), 5)
+        leading = asyncio.create_task(election.lead(work))
+        await asyncio.sleep(0.002)
+        stop.set()
+        for _ in range(moments):
+            await asyncio.sleep(0)
+        tasks = asyncio.all_tasks() - before
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait({*tasks, service, leading})
+        record = await own.read("leader:job")
+        assert record is not None
+        assert not record.live, f"after {moments} moments"
+
     async with real_world.store() as own:
         for moments in range(25):
-            election = LeaderElection("job", backend=LeaderElectionAdapter(real_world.store()))
-            before = asyncio.all_tasks()
-            stop = asyncio.Event()
-            service = asyncio.create_task(election(stop=stop))
-            await asyncio.wait_for(election.wait_for_leader(), 5)
-            leading = asyncio.create_task(election.lead(work))
-            await asyncio.sleep(0.002)
-            stop.set()
-            for _ in range(moments):
-                await asyncio.sleep(0)
-            tasks = asyncio.all_tasks() - before
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait({*tasks, service, leading})
-            record = await own.read("leader:job")
-            assert record is not None
-            assert not record.live, f"after {moments} moments"
+            await step_down(own, moments)
     gc.collect()  # here, where that is known, and not in another test
