@@ -93,7 +93,8 @@ async def test_another_event_loop_is_refused_in_the_name_of_the_lock(url: str, t
         ):
             assert await in_another_loop(use) == (
                 f"{title}: its backend serves another event loop than the running one: "
-                "use it on the loop that opened it, or from a thread through `from_thread`"
+                "use it on the loop that opened it, through `from_thread` in a thread, or through a lock's `from_loop` "
+                "in a coroutine"
             )
         await handle.release()
 

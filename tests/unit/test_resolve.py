@@ -34,7 +34,8 @@ CLOSED = (
 )
 ELSEWHERE = (
     "Lock 'cart': the app that is open serves another event loop than the running one: "
-    "use it on the loop that opened it, or from a thread through `from_thread`"
+    "use it on the loop that opened it, through `from_thread` in a thread, or through a lock's `from_loop` "
+    "in a coroutine"
 )
 MOVED = (
     "Lock 'cart' was used with another app that is still open: "

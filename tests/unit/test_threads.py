@@ -206,7 +206,7 @@ def test_a_loop_that_ends_during_a_call_is_told(ends: str, world: World, monkeyp
     thread.join(20)
     assert not thread.is_alive()
     assert [type(error) for error in errors] == [OutOfContextError]
-    assert "stopped during the call: keep the app open until its threads have ended" in str(errors[0])
+    assert "stopped during the call: keep the app open until all that uses it from other threads" in str(errors[0])
     store.heal()
 
     async def close() -> None:

@@ -53,8 +53,8 @@ NONE_OPEN = (
     "script), or pass backend=; a web application is opened by install(app, micro) of its integration"
 )
 ELSEWHERE = (
-    "the app that is open serves another event loop than the running one: use it on the loop that opened it, or from a "
-    "thread through `from_thread`"
+    "the app that is open serves another event loop than the running one: use it on the loop that opened it, through "
+    "`from_thread` in a thread, or through a lock's `from_loop` in a coroutine"
 )
 IN_TESTS = (
     "; in a test use `with TestClient(app)`, or, around an httpx.AsyncClient, `async with "

@@ -232,7 +232,8 @@ class Shared(BoundToProcess):
                 raise OutOfContextError(used_by + self._why_closed())
             raise OutOfContextError(
                 f"{used_by}{'its backend' if user else self._title()} serves another event loop than the running one: "
-                "use it on the loop that opened it, or from a thread through `from_thread`"
+                "use it on the loop that opened it, through `from_thread` in a thread, or through a lock's `from_loop` "
+                "in a coroutine"
             )
 
     async def __aenter__(self) -> Self:

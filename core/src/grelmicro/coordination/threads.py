@@ -18,7 +18,8 @@ LOOK = 1.0
 """Seconds between two looks at whether the event loop still runs."""
 
 STOPPED = (
-    "the event loop that serves this backend stopped during the call: keep the app open until its threads have ended"
+    "the event loop that serves this backend stopped during the call: keep the app open until all that uses it from "
+    "other threads and event loops has ended"
 )
 """Why a call did not end, for the error's text."""
 
