@@ -363,6 +363,8 @@ async def test_a_connection_that_dies_between_two_calls_is_replaced(
     async with PostgresStore(with_settings(postgres_url, application_name=name)) as store:
         lease = await store.acquire("lock:cart", "own-holder", LONG)
         for _ in range(5):
+            async with store.watch("lock:cart") as waiter:  # one that is killed while it connects is in trouble
+                await eventually(lambda: waiter.pushes, "it listens")
             async with stranger(postgres_url) as connection:
                 await connection.execute(
                     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", name
