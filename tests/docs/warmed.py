@@ -106,6 +106,8 @@ def run(file: str) -> None:
         # What follows silences warnings that are not the reader's: of this process, and of pytest-asyncio.
         options += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]
         options += ["-o", "asyncio_default_fixture_loop_scope=function"]
+        if Path("pytest.ini").exists():  # a Django project
+            options += ["-p", "django", "-p", "grelmicro_django"]
         sys.argv[1:] = [*options, file]
         runpy.run_module("pytest", run_name="__main__", alter_sys=True)
         return

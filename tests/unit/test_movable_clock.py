@@ -39,6 +39,36 @@ async def test_it_stands_still_until_it_is_moved() -> None:
     assert (clock.now(), clock.wall()) == (12.5, 1_002.5)
 
 
+async def test_one_that_runs_can_be_moved_too() -> None:
+    clock = MovableClock(now=10.0, wall=1_000.0, running=True)
+    await sleep(clock, 0.01)
+    assert 10.01 <= clock.now() < 40.0
+    assert clock.wall() - clock.now() == pytest.approx(990.0)
+    began = monotonic()
+    far, near = asyncio.create_task(sleep(clock, 3600.0)), asyncio.create_task(sleep(clock, 3600.3))
+    await clock.advance(3600.0)
+    await far
+    assert not near.done()
+    await near  # what is left of it passes by itself
+    assert 0.3 <= monotonic() - began < 30.0
+
+
+@pytest.mark.parametrize("move", ["advance", "shift"])
+async def test_one_that_runs_fires_each_timer_once(move: str) -> None:
+    clock = MovableClock(running=True)
+    fired: list[str] = []
+    clock.call_later(0.05, partial(fired.append, "soon"))
+    clock.call_later(0.05, partial(fired.append, "never")).cancel()
+    clock.call_later(100.1, partial(fired.append, "later"))
+    await getattr(clock, move)(100.0)
+    assert fired == ["soon"]
+    while len(fired) < 2:
+        await asyncio.sleep(0.01)
+    await clock.advance(1.0)
+    await asyncio.sleep(0.1)
+    assert fired == ["soon", "later"]
+
+
 async def test_what_falls_due_happens_in_its_order_and_at_its_time() -> None:
     clock = MovableClock(now=0.0)
     seen: list[tuple[str, float]] = []

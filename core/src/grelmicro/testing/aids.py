@@ -78,7 +78,7 @@ class HeldElsewhere:
         self._on_loop: LockHandle | None = None
 
     def __enter__(self) -> ThreadLockHandle:
-        self._in_thread = self._lock().from_thread.acquire(timeout=self._timeout)
+        self._in_thread = self.lock().from_thread.acquire(timeout=self._timeout)
         return self._in_thread
 
     def __exit__(
@@ -91,7 +91,7 @@ class HeldElsewhere:
             return  # the test let it run out, or released it itself
 
     async def __aenter__(self) -> LockHandle:
-        self._on_loop = await self._lock().acquire(timeout=self._timeout)
+        self._on_loop = await self.lock().acquire(timeout=self._timeout)
         return self._on_loop
 
     async def __aexit__(
@@ -103,8 +103,8 @@ class HeldElsewhere:
         except LockNotOwnedError:
             return
 
-    def _lock(self) -> Lock:
-        """Another worker is another instance: nothing of the app's own locks is shared with it."""
+    def lock(self) -> Lock:
+        """The lock as the other worker has it: another instance, with which the app's own ones share nothing."""
         check_entered(self._micro, "held_elsewhere()")
         if isinstance(self._what, str):
             return Lock.from_config(self._what, self._config, backend=self._micro.coordination)

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import Any
 
+from grelmicro.clock import SYSTEM_CLOCK
 from grelmicro.config import Duration, check_seconds
 from grelmicro.coordination.threads import call
 from grelmicro.errors import SettingsValidationError
@@ -44,12 +45,19 @@ _work: ContextVar[_Work | None] = ContextVar("grelmicro_work", default=None)
 
 
 class _Timer:
-    """A call at a time of the clock, on the event loop that asked for it."""
+    """A call at a time of the clock, on the event loop that asked for it.
 
-    def __init__(self, when: float, callback: Callable[[], object]) -> None:
+    Args:
+        when: the time.
+        callback: called then.
+        delay: real seconds after which it is called unless the clock was moved there before; None: never.
+    """
+
+    def __init__(self, when: float, callback: Callable[[], object], delay: float | None) -> None:
         self.when = when
         self.callback: Callable[[], object] | None = callback
         self.loop = asyncio.get_running_loop()
+        self._real = None if delay is None else self.loop.call_later(delay, self.fire)
         self._work = _work.get()
         if self._work is not None:
             self._work.timers.add(self)
@@ -57,16 +65,31 @@ class _Timer:
     def cancel(self) -> None:
         """Do not call back any more."""
         self.callback = None
+        if self._real is not None:
+            self._real.cancel()
         if self._work is not None:
             self._work.timers.discard(self)
 
+    def hasten(self, delay: float) -> None:
+        """The clock was moved, so that it is `delay` real seconds away now."""
+        if self.callback is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._rearm, delay)
+
+    def _rearm(self, delay: float) -> None:
+        if self.callback is not None:
+            if self._real is not None:
+                self._real.cancel()
+            self._real = self.loop.call_later(delay, self.fire)
+
     def fire(self) -> None:
         """Call back, on the loop that asked for it."""
-        callback = self.callback
+        callback, here = self.callback, self.loop is asyncio.get_running_loop()
+        if not here:
+            self._real = None  # only its own loop can cancel it: it finds nothing to call
         self.cancel()
         if callback is None:
             return
-        if self.loop is asyncio.get_running_loop():
+        if here:
             callback()
         elif not self.loop.is_closed():
             self.loop.call_soon_threadsafe(callback)
@@ -78,10 +101,13 @@ class MovableClock:
     Args:
         now: seconds on the clock of leases at the beginning.
         wall: seconds since 1970 at the beginning.
+        running: whether it does not stand still: time passes on it as on the machine's, and moving it adds to that.
+            For tests of code that blocks a thread until its time-out.
     """
 
-    def __init__(self, now: float = 1_000.0, wall: float = 1_750_000_000.0) -> None:
-        self._now = now
+    def __init__(self, now: float = 1_000.0, wall: float = 1_750_000_000.0, *, running: bool = False) -> None:
+        self._running = running
+        self._now = now - self._passed()
         self._offset = wall - now
         self._mutex = threading.Lock()
         self._timers: list[tuple[float, int, _Timer]] = []
@@ -91,15 +117,15 @@ class MovableClock:
 
     def now(self) -> float:
         """Seconds on the clock of leases."""
-        return self._now
+        return self._now + self._passed()
 
     def wall(self) -> float:
         """Seconds since 1970."""
-        return self._now + self._offset
+        return self.now() + self._offset
 
     def call_later(self, delay: float, callback: Callable[[], object]) -> _Timer:
         """Call `callback` once the clock has been moved by `delay` seconds."""
-        timer = _Timer(self._now + delay, callback)
+        timer = _Timer(self.now() + delay, callback, delay if self._running else None)
         with self._mutex:
             heapq.heappush(self._timers, (timer.when, next(self._count), timer))
             self._loop = timer.loop
@@ -114,13 +140,14 @@ class MovableClock:
         Raises:
             SettingsValidationError: `seconds` is no number from 0 to ten years.
         """
-        target = self._now + check_seconds("seconds", seconds, zero=True)
+        target = self.now() + check_seconds("seconds", seconds, zero=True)
         await self._settle()
         while (timer := self._next(target)) is not None:
-            self._now = max(self._now, timer.when)
+            self._move_to(timer.when)
             timer.fire()
             await self._settle()
-        self._now = max(self._now, target)  # another task may let time pass as well
+        self._move_to(target)
+        self._hasten()
         await self._settle()
 
     @property
@@ -135,8 +162,9 @@ class MovableClock:
             SettingsValidationError: `seconds` is no number from 0 to ten years.
         """
         self._now += check_seconds("seconds", seconds, zero=True)
-        while (timer := self._next(self._now)) is not None:
+        while (timer := self._next(self.now())) is not None:
             timer.fire()
+        self._hasten()
         await self._settle()
 
     def shift_wall(self, seconds: Duration) -> None:
@@ -165,6 +193,21 @@ class MovableClock:
         finally:
             self._works.discard(work)
             _work.reset(token)
+
+    def _passed(self) -> float:
+        """Seconds that pass without the clock being moved."""
+        return SYSTEM_CLOCK.now() if self._running else 0.0
+
+    def _move_to(self, when: float) -> None:
+        self._now = max(self._now, when - self._passed())  # another task may let time pass as well
+
+    def _hasten(self) -> None:
+        """Let what is to come be as much nearer as the clock was moved."""
+        if self._running:
+            with self._mutex:
+                timers = [timer for _, _, timer in self._timers]
+            for timer in timers:
+                timer.hasten(max(timer.when - self.now(), 0.0))
 
     async def _settle(self) -> None:
         """Let everything go on until it waits for the clock, or for what tests do."""

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 from grelmicro import Grelmicro
+from grelmicro.coordination import Coordination
 from grelmicro_django.settings import NAME, Settings, read_settings
 from grelmicro_django.stores import coordination_of
 from grelmicro_django.testrun import is_test_run
@@ -32,6 +34,8 @@ class Serving:
     """
 
     def __init__(self) -> None:
+        self.private: Callable[[], Coordination] = partial(coordination_of, "memory://", None)
+        """What makes the private store of a test run."""
         self.start_anew()
 
     def start_anew(self) -> None:
@@ -54,7 +58,7 @@ class Serving:
             if (served := self.enter_at_once()) is not None:
                 return served
             replacements = self._replacements
-            served = _opened(self._store_settings())
+            served = _opened(self._coordination())
             with self._changing:
                 served.users += 1
                 if replacements == self._replacements:
@@ -94,12 +98,15 @@ class Serving:
         """The setting `GRELMICRO` was overridden for a test, or is as before again."""
         self._overrides = max(self._overrides + (1 if overridden else -1), 0)
 
-    def _store_settings(self) -> Settings | None:
-        """The settings whose store is to be used; None: a private memory store, as in a test run."""
-        if is_test_run() and not self._overrides:
-            given = _test_settings()
-            return None if given is None or given.TEST is None else given.model_copy(update={"STORE": given.TEST.STORE})
-        return read_settings()
+    def _coordination(self) -> Coordination:
+        """The coordination on the store of the settings, or on a private one, as in a test run."""
+        if not is_test_run() or self._overrides:
+            settings = read_settings()
+            return coordination_of(settings.STORE, settings.NAMESPACE)
+        given = _test_settings()
+        if given is None or given.TEST is None:
+            return self.private()
+        return coordination_of(given.TEST.STORE, given.NAMESPACE)
 
 
 def _test_settings() -> Settings | None:
@@ -109,9 +116,8 @@ def _test_settings() -> Settings | None:
     return read_settings() if hasattr(settings, NAME) else None
 
 
-def _opened(settings: Settings | None) -> Served:
-    store, namespace = ("memory://", None) if settings is None else (settings.STORE, settings.NAMESPACE)
-    micro = Grelmicro(uses=[coordination_of(store, namespace)])
+def _opened(coordination: Coordination) -> Served:
+    micro = Grelmicro(uses=[coordination])
     micro.open()
     return Served(micro)
 
