@@ -252,7 +252,7 @@ async def test_a_late_answer_is_awaited_without_a_lease_left_over(world: World, 
         await eventually(lambda: worker.store.live_until, "the lease is taken")
         other = fleet.worker()
         await fleet.let_pass(4.75)
-        assert other.store.calls["acquire"] == 1
+        assert other.store.calls["acquire"] >= 1  # a file that tells late of the first lease lets it ask again
         assert not fleet.leaders
         await fleet.let_pass(1.0)
         await eventually(lambda: fleet.leaders, "one leads")
