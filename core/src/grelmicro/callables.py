@@ -1,10 +1,42 @@
-"""How a framework runs what it is given to call: in a thread or not, and whether it yields."""
+"""How a framework runs what it is given to call: in a thread or not, and whether it yields; and its arguments."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import CodeType
 from typing import Any
+
+ARGS, KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+class Parameters:
+    """The parameters of a function, by whose names the arguments of its calls are known.
+
+    Args:
+        function: what is called.
+        follow_wrapped: whether it takes what the function takes that it wraps.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, follow_wrapped: bool = True) -> None:
+        self._signature = inspect.signature(function, follow_wrapped=follow_wrapped)
+        parameters = self._signature.parameters
+        self._more = next((name for name, parameter in parameters.items() if parameter.kind is KWARGS), None)
+        self.names = [name for name, parameter in parameters.items() if parameter.kind is not ARGS]
+
+    def has(self, name: str) -> bool:
+        """Whether a call can have an argument of this name."""
+        return name in self.names or (self._more is not None and name not in self._signature.parameters)
+
+    def arguments(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
+        """The arguments of a call by their names; raises `TypeError` where the function itself would."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments if self._more is None else {**bound.arguments[self._more], **bound.arguments}
+
+
+def title_of(function: Callable[..., object]) -> str:
+    """What texts call a function."""
+    return f"'{getattr(function, '__qualname__', type(function).__qualname__)}'"
 
 
 def layers(call: Any) -> Iterator[Any]:

@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ParamSpec, TypeVar, cast
 
-from grelmicro.callables import runs_in_thread
+from grelmicro.callables import Parameters, runs_in_thread, title_of
 from grelmicro.config import Duration
 from grelmicro.coordination.lock import Lock
 from grelmicro.coordination.protocols import LockBackendSource
@@ -15,8 +15,6 @@ from grelmicro.guards import check_guardable, note_guard
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-ARGS, KWARGS = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 def synchronized(
@@ -107,21 +105,18 @@ class _Locks:
         self._template = template
         self._backend = backend
         self._fields = template.template.fields
-        self._signature = inspect.signature(function)
-        parameters = self._signature.parameters
-        self._more = next((name for name, parameter in parameters.items() if parameter.kind is KWARGS), None)
-        self._title = _title(function)
-        known = [name for name, parameter in parameters.items() if parameter.kind is not ARGS]
+        self._parameters = Parameters(function)
+        self._title = title_of(function)
         for field in self._fields:
-            if field in known or (self._more is not None and field not in parameters):
+            if self._parameters.has(field):
                 continue
             raise SettingsValidationError(
                 f"lock name {template.template.text!r} has the field {{{field}}}, but {self._title} has no such "
-                f"parameter: it has {', '.join(known) or 'none'}"
+                f"parameter: it has {', '.join(self._parameters.names) or 'none'}"
             )
 
     def __call__(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Lock:
-        values = self._values(args, kwargs) if self._fields else {}
+        values = self._parameters.arguments(args, kwargs) if self._fields else {}
         try:
             name = self._template.name(values)
         except KeyError as missing:
@@ -131,12 +126,6 @@ class _Locks:
             ) from None
         return self._template.lock(name, self._backend)
 
-    def _values(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
-        """The arguments of a call by their names; raises `TypeError` where the function itself would."""
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments if self._more is None else {**bound.arguments[self._more], **bound.arguments}
-
 
 def _refuse_unfinished(function: Callable[..., Any], result: object) -> None:
     """Tell where work is done only when the lock is given back already, which no declaration shows."""
@@ -145,10 +134,6 @@ def _refuse_unfinished(function: Callable[..., Any], result: object) -> None:
     elif not inspect.isgenerator(result) and not inspect.isasyncgen(result):
         return
     raise TypeError(
-        f"{_title(function)} is no coroutine function and returned a {type(result).__name__}, which would run without "
-        "the lock: write it with 'async def', or decorate what does the work"
+        f"{title_of(function)} is no coroutine function and returned a {type(result).__name__}, which would run "
+        "without the lock: write it with 'async def', or decorate what does the work"
     )
-
-
-def _title(function: Callable[..., Any]) -> str:
-    return f"'{getattr(function, '__qualname__', type(function).__qualname__)}'"
