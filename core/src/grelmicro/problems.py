@@ -1,6 +1,8 @@
 """What a refusal is over HTTP: a problem document (RFC 9457) that tells nothing about who holds what."""
 
 import math
+import threading
+import time
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -17,6 +19,9 @@ from grelmicro.errors import (
 )
 
 MEDIA_TYPE = "application/problem+json"
+
+TELL_AGAIN = 30.0
+"""Seconds between two log lines about a trouble that goes on."""
 
 
 class Kind(NamedTuple):
@@ -90,6 +95,25 @@ class Problem:
             "detail": self.detail,
             **members,
         }
+
+
+class Trouble:
+    """Which of many log lines about one trouble are written: the first, and now and then one more."""
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()
+        self._told_at = -math.inf
+        self._untold = 0
+
+    def untold(self) -> int | None:
+        """How many were left out since the last one; None: leave out this one, too."""
+        with self._changing:
+            now = time.monotonic()
+            if now - self._told_at < TELL_AGAIN:
+                self._untold += 1
+                return None
+            untold, self._told_at, self._untold = self._untold, now, 0
+            return untold
 
 
 class CoordinationProblem(BaseModel):

@@ -2,8 +2,6 @@
 
 import inspect
 import logging
-import math
-import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -24,14 +22,11 @@ from grelmicro.coordination import (
 )
 from grelmicro.errors import SettingsValidationError
 from grelmicro.presence import Presence
-from grelmicro.problems import MEDIA_TYPE
+from grelmicro.problems import MEDIA_TYPE, Trouble
 from grelmicro_starlette.presence import ClientLeftError, presence
 from grelmicro_starlette.serving import WEBSOCKET, route_title
 
 logger = logging.getLogger("grelmicro.starlette")
-
-TELL_AGAIN = 30.0
-"""Seconds between two log lines about a store that goes on failing."""
 
 TRY_AGAIN_LATER = 1013
 """The close code of a refused websocket."""
@@ -75,7 +70,7 @@ def exception_handlers(*, retry_after: Duration = 1, refusal: Refusal | None = N
     """
     least = check_seconds("retry_after", retry_after, zero=True)
     answer = None if refusal is None else _Answer(refusal)
-    store = _Trouble()
+    store = Trouble()
 
     async def refuse(connection: Request | WebSocket, error: Exception) -> Response | None:
         problem = Problem.of(error, retry_after=least)
@@ -90,7 +85,7 @@ def exception_handlers(*, retry_after: Duration = 1, refusal: Refusal | None = N
     return {**dict.fromkeys(refused, refuse), ClientLeftError: _say_nothing}
 
 
-def _log(connection: HTTPConnection, problem: Problem, error: Exception, store: "_Trouble") -> None:
+def _log(connection: HTTPConnection, problem: Problem, error: Exception, store: Trouble) -> None:
     """Write one line that names the route. Contention is no trouble, and a store that fails does so for all routes."""
     if isinstance(error, CoordinationBackendError):
         if (untold := store.untold()) is not None:
@@ -123,7 +118,7 @@ class _Answer:
                 f"returns a Response, not {given}"
             )
         self._refusal = refusal
-        self._trouble = _Trouble()
+        self._trouble = Trouble()
 
     def __call__(self, connection: HTTPConnection, problem: Problem) -> Response:
         try:
@@ -141,23 +136,6 @@ class _Answer:
                     error,
                 )
             return problem.response()
-
-
-class _Trouble:
-    """Which of many log lines about one trouble are written: the first, and now and then one more."""
-
-    def __init__(self) -> None:
-        self._told_at = -math.inf
-        self._untold = 0
-
-    def untold(self) -> int | None:
-        """How many were left out since the last one; None: leave out this one, too."""
-        now = time.monotonic()
-        if now - self._told_at < TELL_AGAIN:
-            self._untold += 1
-            return None
-        untold, self._told_at, self._untold = self._untold, now, 0
-        return untold
 
 
 async def _deny(websocket: WebSocket, response: Response, problem: Problem) -> None:
