@@ -17,6 +17,7 @@ from grelmicro.coordination import LockLostError, LockTimeoutError
 from grelmicro.errors import OutOfContextError
 from grelmicro_django import lock
 from grelmicro_django.transactions import (
+    atomic_aliases,
     atomic_requests,
     open_transactions,
     refuse_open_transactions,
@@ -312,7 +313,7 @@ class TestAtomicRequests:
         def run() -> list[str]:
             with ExitStack() as stack:
                 held = stack.enter_context(lock(name))
-                stack.enter_context(atomic_requests(run, held))
+                stack.enter_context(atomic_requests(atomic_aliases(run), held))
                 return view()
 
         take_over_atomic_requests(view, run)
@@ -340,7 +341,7 @@ class TestAtomicRequests:
         create()
 
         def run() -> None:
-            with lock("order") as held, atomic_requests(run, held):
+            with lock("order") as held, atomic_requests(atomic_aliases(run), held):
                 insert()
                 lose(held)
 

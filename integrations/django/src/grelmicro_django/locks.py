@@ -20,6 +20,16 @@ from grelmicro_django.transactions import (
     refuse_open_transactions,
 )
 
+BEFORE = (
+    "acquire it before, as in `with lock(...), transaction.atomic():`, or keep it until the transaction has ended with "
+    "lock(..., inside_transaction=True)"
+)
+
+ABEFORE = "acquire it before the transaction begins, in the coroutine that calls the function with the transaction"
+
+BUSY_LIMIT = 1.0
+"""Seconds for which the thread that runs the queries may be busy at least."""
+
 
 def lock(
     name: str,
@@ -78,13 +88,31 @@ def template_of(
 
 
 class BlockLock:
-    """What `lock` returns: it guards one block."""
+    """What `lock` returns: it guards one block.
 
-    def __init__(self, template: LockTemplate, name: str, *, inside_transaction: bool) -> None:
+    Args:
+        template: the locks of which it is one.
+        name: the lock's name.
+        inside_transaction: whether the transactions that are open at its end keep it.
+        before: what to do instead of acquiring it inside a transaction.
+        abefore: the same in a coroutine.
+    """
+
+    def __init__(
+        self,
+        template: LockTemplate,
+        name: str,
+        *,
+        inside_transaction: bool = False,
+        before: str = BEFORE,
+        abefore: str = ABEFORE,
+    ) -> None:
         self.name = name
         """The lock's name."""
         self._template = template
         self._inside_transaction = inside_transaction
+        self._before = before
+        self._abefore = abefore
         self._entered: _Entered | None = None
         self._aentered: AsyncExitStack | None = None
 
@@ -100,7 +128,7 @@ class BlockLock:
         _refuse_event_loop()
         self._refuse_second_block()
         if not self._inside_transaction:
-            refuse_open_transactions(f"lock {self.name!r}", BEFORE)
+            refuse_open_transactions(f"lock {self.name!r}", self._before)
         with ExitStack() as stack:
             micro = stack.enter_context(served())
             key = micro, self.name
@@ -139,7 +167,7 @@ class BlockLock:
             )
         timeout = self._template.timeout
         limit = None if timeout is None else max(timeout, BUSY_LIMIT)
-        await arefuse_open_transactions(f"lock {self.name!r}", ABEFORE, limit)
+        await arefuse_open_transactions(f"lock {self.name!r}", self._abefore, limit)
         async with AsyncExitStack() as stack:
             micro = await stack.enter_async_context(aserved())
             made = self._template.lock(self.name, micro.coordination)
@@ -157,17 +185,6 @@ class BlockLock:
     def _refuse_second_block(self) -> None:
         if self._entered is not None or self._aentered is not None:
             raise OutOfContextError(f"lock {self.name!r} guards a block already: call lock() again for another one")
-
-
-BEFORE = (
-    "acquire it before, as in `with lock(...), transaction.atomic():`, or keep it until the transaction has ended with "
-    "lock(..., inside_transaction=True)"
-)
-
-ABEFORE = "acquire it before the transaction begins, in the coroutine that calls the function with the transaction"
-
-BUSY_LIMIT = 1.0
-"""Seconds for which the thread that runs the queries may be busy at least."""
 
 
 class _Entered:
@@ -195,9 +212,16 @@ class _Entered:
         self._stack.__exit__(type(error) if error is not None else None, error, None)
 
 
-def _refuse_event_loop() -> None:
+def runs_event_loop() -> bool:
+    """Whether an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        return False
+    return True
+
+
+def _refuse_event_loop() -> None:
+    if not runs_event_loop():
         return
     raise SynchronousOnlyOperation("`with lock(...)` would block the event loop of this thread: use `async with`")

@@ -6,7 +6,7 @@ committed yet, and overwrite it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -21,6 +21,10 @@ logger = logging.getLogger("grelmicro.django")
 
 DUMMY = "django.db.backends.dummy"
 """The engine that Django gives a project without databases."""
+
+
+ATTRIBUTE = "_non_atomic_requests"
+"""Where Django looks for the databases that a view excludes from `ATOMIC_REQUESTS`."""
 
 
 class Held(Protocol):
@@ -99,23 +103,34 @@ class TakenOver(set[str]):
 
 
 def take_over_atomic_requests(view: Callable[..., Any], guarded: Callable[..., Any]) -> None:
-    """Let `guarded`, which Django calls for `view`, open the transactions of `ATOMIC_REQUESTS` by `atomic_requests`."""
-    own: Collection[str] = getattr(view, "_non_atomic_requests", ())
-    vars(guarded)["_non_atomic_requests"] = TakenOver(own)
+    """Let `guarded`, which Django calls for `view`, open the transactions of `ATOMIC_REQUESTS` by `atomic_requests`.
+
+    Where something inside `view` does so already, that does it.
+    """
+    own: Collection[str] = getattr(view, ATTRIBUTE, ())
+    if not isinstance(own, TakenOver):
+        vars(guarded)[ATTRIBUTE] = TakenOver(own)
+
+
+def atomic_aliases(called: object) -> list[str]:
+    """The databases whose transactions Django left to what it called for a request, in the order of their beginning."""
+    taken = getattr(called, ATTRIBUTE, None)
+    if not isinstance(taken, TakenOver):
+        return []
+    settings = connections.settings
+    return [alias for alias in reversed(settings) if settings[alias]["ATOMIC_REQUESTS"] and not taken.excludes(alias)]
 
 
 @contextmanager
-def atomic_requests(guarded: Callable[..., Any], held: Held) -> Iterator[None]:
-    """Open the transactions that `ATOMIC_REQUESTS` asks for around a view that was taken over.
+def atomic_requests(aliases: Sequence[str], held: Held) -> Iterator[None]:
+    """Open the transactions of these databases around a view that was taken over.
 
     Raises:
         LockLostError: the lease was lost, and the transactions are rolled back.
     """
-    own = getattr(guarded, "_non_atomic_requests", None)
     with ExitStack() as stack:
-        for alias, settings in reversed(connections.settings.items()):
-            if settings["ATOMIC_REQUESTS"] and isinstance(own, TakenOver) and not own.excludes(alias):
-                stack.enter_context(transaction.atomic(using=alias))
+        for alias in aliases:
+            stack.enter_context(transaction.atomic(using=alias))
         yield
         held.raise_if_lost()
 
