@@ -240,13 +240,13 @@ async def test_a_transaction_that_coroutines_leave_open_is_refused(shop: None) -
 async def test_a_thread_of_queries_that_runs_the_loop_itself_is_an_error_and_no_hang(
     shop: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("grelmicro_django.locks.BUSY_LIMIT", 0.1)
-
     def run() -> None:
         asyncio.run(ask())
 
-    async with ThreadSensitiveContext():
-        with pytest.raises(OutOfContextError, match="was busy for 0.2 s"):
-            await sync_to_async(run)()
+    with monkeypatch.context() as patched:
+        patched.setattr("grelmicro_django.locks.BUSY_LIMIT", 0.1)
+        async with ThreadSensitiveContext():
+            with pytest.raises(OutOfContextError, match="was busy for 0.2 s"):
+                await sync_to_async(run)()
     with suppress(asyncio.CancelledError):
         await ask()
