@@ -4,10 +4,11 @@ import signal
 
 
 def pytest_configure() -> None:
-    """Heed the signals that a shell lets its background jobs ignore.
+    """Heed the signals that a shell and `nohup` let background jobs ignore.
 
     Programs inherit that they are ignored, so those which the tests start would not hear them either.
     """
-    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_IGN:
+            handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, handler)
