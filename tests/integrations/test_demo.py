@@ -10,7 +10,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
-from sample_apps.fastapi_orders.demo.claims import Spread
+from sample_apps.demo.claims import Spread
 from sample_apps.fastapi_orders.demo.customers import Answer
 from sample_apps.fastapi_orders.demo.freezing import Freeze, overwriting, refusal
 from sample_apps.fastapi_orders.demo.leading import Succession, overlaps, takeover

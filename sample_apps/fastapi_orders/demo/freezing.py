@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import httpx2
 
-from sample_apps.fastapi_orders.demo.claims import Claim
+from sample_apps.demo.claims import Claim
 from sample_apps.fastapi_orders.demo.customers import new_connection, until
 from sample_apps.fastapi_orders.shop import Shop
 

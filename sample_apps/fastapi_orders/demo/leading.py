@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
-from sample_apps.fastapi_orders.demo.claims import Claim
+from sample_apps.demo.claims import Claim
 from sample_apps.fastapi_orders.demo.customers import until
 from sample_apps.fastapi_orders.shop import Shop
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx2
 
-from sample_apps.fastapi_orders.demo.claims import Claim
+from sample_apps.demo.claims import Claim
+from sample_apps.demo.screen import Screen
 from sample_apps.fastapi_orders.demo.customers import crowd, new_connection
 from sample_apps.fastapi_orders.demo.freezing import Freeze, freeze, overwriting, refusal
 from sample_apps.fastapi_orders.demo.leading import Succession, succeed, takeover
-from sample_apps.fastapi_orders.demo.screen import Screen
 from sample_apps.fastapi_orders.demo.selling import ITEMS, Selling, danger, rush, safety
 from sample_apps.fastapi_orders.shop import Shop
 from sample_apps.workers import Workers

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sample_apps.fastapi_orders.demo.claims import Claim, Spread
+from sample_apps.demo.claims import Claim, Spread
 from sample_apps.fastapi_orders.demo.customers import Answer, Crowd
 from sample_apps.fastapi_orders.shop import Receipt, Shop
 
