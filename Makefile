@@ -5,7 +5,7 @@
 #   JOBS     how many tests run at once                 make test JOBS=0   (one after the other, in one process)
 #   MARKS    which tests run, by their markers          make test MARKS=   (all of them)
 #   STORE    where a sample keeps its leases            make demo STORE=redis   (postgres, kubernetes, or the URL of any store)
-#   APP      which sample is left running               make serve APP=starlette_leader
+#   APP      which sample is left running               make serve APP=django_reports   (or starlette_leader)
 
 PYTHON  ?= python3
 VENV    ?= .venv
@@ -28,18 +28,21 @@ SAMPLES := _demo _page _sample
 LISTS   := $(wildcard core/pyproject.toml integrations/*/pyproject.toml) constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-fast test-k8s test-all test-oldest on-oldest check docs bench torture clean
+.PHONY: help demo demo-django serve test test-fast test-k8s test-all test-oldest on-oldest check docs bench torture clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # What starts a server for the demo is part of the development environment.
-demo serve: $(if $(filter redis% unix% postgres% kubernetes%,$(STORE)),$(DEV),$(DEMO))
+demo demo-django serve: $(if $(filter redis% unix% postgres% kubernetes%,$(STORE)),$(DEV),$(DEMO))
 
 demo: ## run the sample shop on several workers and show what its locks prevent
 	@$(RUN) -m sample_apps.fastapi_orders.demo $(if $(STORE),--store $(STORE)) $(ARGS)
 
-serve: ## leave the sample shop running, or APP=starlette_leader
+demo-django: ## start commands and views of a Django project on many processes, and show what its leases prevent
+	@$(RUN) -m sample_apps.django_reports.demo $(if $(STORE),--store $(STORE)) $(ARGS)
+
+serve: ## leave the sample shop running, or APP=starlette_leader, or APP=django_reports
 	@$(RUN) -m sample_apps.serve $(APP) $(if $(STORE),--store $(STORE)) $(ARGS)
 
 # Tests start hundreds of Python programs: none should compile again what another one has, whatever the environment says.
@@ -98,7 +101,7 @@ $(MADE):
 
 $(DEMO): $(LISTS) requirements-demo.txt | $(MADE)
 	@echo "Installing what the demo needs into $(VENV), half a minute the first time ..."
-	@$(PIP) -e core -e integrations/starlette -e integrations/fastapi -r requirements-demo.txt
+	@$(PIP) -e core -e integrations/starlette -e integrations/fastapi -e integrations/django -r requirements-demo.txt
 	@touch $@
 
 # The development environment contains the demo's.

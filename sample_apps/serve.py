@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from sample_apps.django_reports.serve import serve_reports
 from sample_apps.options import STORE, StoreOption, WorkersOption
 from sample_apps.place import located
 from sample_apps.workers import Workers, interruptible
@@ -14,6 +15,7 @@ from sample_apps.workers import Workers, interruptible
 class App(StrEnum):
     """The applications that can be served."""
 
+    django_reports = "django_reports"
     fastapi_orders = "fastapi_orders"
     starlette_leader = "starlette_leader"
 
@@ -33,6 +35,8 @@ def serve(
 ) -> None:
     """Leave a sample application running until Ctrl-C."""
     with located(store) as url:
+        if app is App.django_reports:
+            raise typer.Exit(interruptible(serve_reports(url, workers, port)))
         server = Workers(app.value, workers, url, {}, port=port, quiet=False)
         raise typer.Exit(interruptible(_serve(server, FIRST_PAGES[app])))
 

@@ -45,7 +45,7 @@ class Workers:
     ) -> None:
         self.app = app
         self.count = count
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._store = store
         self._settings = settings
@@ -135,7 +135,8 @@ def _signal_group(group: int, number: signal.Signals) -> bool:
     return True
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that no program listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
