@@ -16,19 +16,23 @@ APP     := fastapi_orders
 JOBS    ?= $(shell $(PYTHON) -c 'import os; print(2 * os.cpu_count() + 1)')
 MARKS   ?= not exhaustive
 PYTHONS := 3.11 3.12 3.13
+NEWER   := 3.13 3.12
 
 RUN     := $(VENV)/bin/python
 PIP     := $(RUN) -m pip install -qq --disable-pip-version-check -c constraints.txt
 MADE    := $(VENV)/.made
 DEMO    := $(VENV)/.demo
 DEV     := $(VENV)/.dev
+NEWEST  := $(VENV)/.newest
 OLDEST  := $(VENV)/.oldest
 QUICK   := tests/unit tests/contract tests/integrations tests/repo
 SAMPLES := _demo _page _sample
+TESTING := httpx2 hypothesis psutil pytest pytest-asyncio pytest-timeout pytest-xdist
+FOR_DJANGO := $(TESTING) celery django-redis 'psycopg[binary]' psycopg2-binary pytest-django
 LISTS   := $(wildcard core/pyproject.toml integrations/*/pyproject.toml) constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-django serve test test-fast test-k8s test-all test-oldest on-oldest check docs bench torture clean
+.PHONY: help demo demo-django serve test test-fast test-k8s test-django on-django test-all test-oldest on-oldest check docs bench torture clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,11 +50,12 @@ serve: ## leave the sample shop running, or APP=starlette_leader, or APP=django_
 	@$(RUN) -m sample_apps.serve $(APP) $(if $(STORE),--store $(STORE)) $(ARGS)
 
 # Tests start hundreds of Python programs: none should compile again what another one has, whatever the environment says.
-test test-fast test-k8s on-oldest: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-k8s on-django on-oldest: export PYTHONDONTWRITEBYTECODE :=
 
 # Tests that share what takes long to start run in one process.
 test: $(DEV) ## run the tests
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -m "$(MARKS)" $(ARGS)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory test-django)
 
 # Collection is a good part of its time, so it looks into these folders only.
 test-fast: $(DEV) ## run the quick tests, which need no server
@@ -60,6 +65,17 @@ test-k8s: $(DEV) ## run the tests on a real Kubernetes API server, which KUBEBUI
 	@test -n "$$KUBEBUILDER_ASSETS" || { echo "Set KUBEBUILDER_ASSETS to a folder with kube-apiserver and etcd, such as 'setup-envtest use -p path' makes." >&2; exit 1; }
 	$(RUN) -m pytest -n $(JOBS) --dist loadgroup -k kubernetes $(ARGS)
 
+# Django 6 needs Python 3.12. Where the development environment has that, it has the newest Django too.
+test-django: $(MADE) ## run the tests of the Django package with the newest Django, if Python 3.12 or newer is installed
+	@if $(RUN) -c "import sys; sys.exit(sys.version_info < (3, 12))"; then \
+	  echo "The newest Django is that of $(VENV)."; exit 0; fi; \
+	for python in $(NEWER:%=python%) $(foreach each,$(NEWER),"$$HOME"/.pyenv/versions/$(each).*/bin/python); do \
+	  "$$python" -c "import sys; sys.exit(sys.version_info < (3, 12))" 2>/dev/null && exec $(MAKE) --no-print-directory on-django VENV=.venv-django PYTHON="$$python"; \
+	done; echo "The newest Django: NOT TESTED, no Python 3.12 or newer on PATH or under ~/.pyenv/versions"; test -z "$$CI"
+
+on-django: $(NEWEST)
+	$(RUN) -m pytest -n $(JOBS) -m "not server and not exhaustive" tests/django $(ARGS)
+
 test-all: ## run all tests, also the exhaustive ones, on every supported Python that is installed
 	@$(MAKE) --no-print-directory -k $(PYTHONS:%=test-%) MARKS=
 
@@ -68,7 +84,7 @@ test-oldest: ## run the tests of the web frameworks' packages with the oldest fr
 
 # What old packages warn about is no news. Left out are the samples, which run with the packages of requirements-demo.txt.
 on-oldest: $(OLDEST)
-	$(RUN) -m pytest -n $(JOBS) -W ignore tests/integrations $(SAMPLES:%=--ignore-glob '*%.py') $(ARGS)
+	$(RUN) -m pytest -n $(JOBS) -W ignore tests/integrations tests/django $(SAMPLES:%=--ignore-glob '*%.py') $(ARGS)
 
 check: $(DEV) ## lint, formatting and types
 	$(RUN) -m ruff check . && $(RUN) -m ruff format --check . && $(RUN) -m mypy
@@ -110,9 +126,13 @@ $(DEV): $(LISTS) requirements-demo.txt requirements-dev.txt | $(MADE)
 	@$(PIP) -e core -e integrations/starlette -e integrations/fastapi -e integrations/django -r requirements-dev.txt
 	@touch $(DEMO) $@
 
+$(NEWEST): $(LISTS) | $(MADE)
+	@echo "Installing the newest Django into $(VENV), half a minute the first time ..."
+	@$(PIP) -e 'core[redis,postgres]' -e integrations/django $(FOR_DJANGO) gunicorn uvicorn
+	@touch $@
+
 $(OLDEST): $(LISTS) constraints-oldest.txt | $(MADE)
 	@echo "Installing the oldest frameworks into $(VENV), half a minute the first time ..."
 	@$(PIP:constraints.txt=constraints-oldest.txt) -e 'core[redis,postgres]' -e integrations/starlette -e integrations/fastapi \
-	  gunicorn httpx httpx2 hypothesis psutil pytest pytest-asyncio pytest-timeout pytest-xdist python-multipart \
-	  uvicorn uvicorn-worker websockets wsproto
+	  -e integrations/django $(FOR_DJANGO) gunicorn httpx python-multipart uvicorn uvicorn-worker websockets wsproto
 	@touch $@

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+import django
 import pytest
 from django.db import connections
 from django.test import override_settings
@@ -126,8 +127,9 @@ def test_sqlite_has_a_file_of_its_own_beside_the_database(tmp_path: Path) -> Non
 
 def test_a_lock_in_postgresql(postgres_url: str) -> None:
     options = {"application_name": "shop one", "options": "-c statement_timeout=4321", "connect_timeout": 7}
+    pool = {"pool": False} if django.VERSION >= (5, 1) else {}
     with (
-        databases(shop=of_url(postgres_url, OPTIONS={**options, "pool": False, "sslmode": "prefer"})),
+        databases(shop=of_url(postgres_url, OPTIONS={**options, **pool, "sslmode": "prefer"})),
         override_settings(GRELMICRO={"STORE": "database:shop"}),
     ):
         with lock("order") as held, connections["shop"].cursor() as cursor:
