@@ -137,3 +137,40 @@ class Command(BaseCommand):
             time.sleep(0.02)
 """
 """Runs until there is a file."""
+
+BEAT = """
+import os, signal, subprocess, sys, time
+from django.core.management.base import BaseCommand
+
+SPAWNED = "import time\\nwhile True: open('spawned', 'a').write('.'); time.sleep(0.02)"
+
+
+class Command(BaseCommand):
+    def add_arguments(self, parser):
+        parser.add_argument("--code", type=int)
+        parser.add_argument("--stubborn", action="store_true")
+        parser.add_argument("--spawn", action="store_true")
+
+    def handle(self, *args, code, stubborn, spawn, **options):
+        log("begin")
+        signal.signal(signal.SIGTERM, lambda *_: log("stays") if stubborn else end())
+        if spawn:
+            subprocess.Popen([sys.executable, "-c", SPAWNED])
+        if code is not None:
+            sys.exit(code)
+        while True:
+            log("beat")
+            time.sleep(0.02)
+
+
+def end():
+    time.sleep(0.2)
+    log("end")
+    os._exit(0)
+
+
+def log(text):
+    with open("log", "a") as file:
+        file.write(f"{os.getpid()} {text}\\n")
+"""
+"""Works until it is asked to end, which takes it a moment."""

@@ -94,11 +94,16 @@ def acquire(policy: Policy, micro: Grelmicro) -> ThreadLockHandle:
     return make_lock(policy, micro).from_thread.acquire(timeout=policy.timeout)
 
 
+def worker_of(micro: Grelmicro) -> str:
+    """The name of the worker that holds the lease of a command."""
+    return micro.worker or f"{gethostname()}-{os.getpid()}"
+
+
 def make_lock(policy: Policy, micro: Grelmicro) -> Lock:
     """The lock of a singleton."""
     return micro.coordination.lock(
         policy.name,
-        worker=micro.worker or f"{gethostname()}-{os.getpid()}",
+        worker=worker_of(micro),
         lease_duration=policy.lease_duration,
         auto_renew=True,
         # The work is stopped at its maximum, and the lease lasts until it has stopped.

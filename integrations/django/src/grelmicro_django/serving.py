@@ -58,7 +58,7 @@ class Serving:
             if (served := self.enter_at_once()) is not None:
                 return served
             replacements = self._replacements
-            served = _opened(self._coordination())
+            served = _opened(self.coordination())
             with self._changing:
                 served.users += 1
                 if replacements == self._replacements:
@@ -98,8 +98,12 @@ class Serving:
         """The setting `GRELMICRO` was overridden for a test, or is as before again."""
         self._overrides = max(self._overrides + (1 if overridden else -1), 0)
 
-    def _coordination(self) -> Coordination:
-        """The coordination on the store of the settings, or on a private one, as in a test run."""
+    def coordination(self) -> Coordination:
+        """A new coordination on the store of the settings, or on a private one, as in a test run.
+
+        Raises:
+            SettingsValidationError: `GRELMICRO` breaks a rule.
+        """
         if not is_test_run() or self._overrides:
             settings = read_settings()
             return coordination_of(settings.STORE, settings.NAMESPACE)
