@@ -55,7 +55,7 @@ def test_a_reload_of_all_workers(site: Site, tmp_path: Path, name: str) -> None:
 
 @contextmanager
 def client_of(server: Deployment, pid: int) -> Iterator[httpx2.Client]:
-    """A client whose connection is to the worker of this process. The others answer one request for it at most."""
+    """A client whose connection is to the worker of this process. The others answer a few requests meanwhile."""
     until = time.monotonic() + PATIENCE
     while True:
         with (
@@ -68,8 +68,8 @@ def client_of(server: Deployment, pid: int) -> Iterator[httpx2.Client]:
         assert time.monotonic() < until, f"{pid} does not answer"
 
 
-SHARE = 10
-"""Requests after which a worker ends; the other one may answer some while the leader is looked for."""
+SHARE = 100
+"""Requests after which a worker ends; the other one answers fewer while the leader is looked for."""
 
 
 def test_a_leader_that_has_served_its_share_of_requests(site: Site, tmp_path: Path) -> None:
