@@ -15,14 +15,14 @@ import pytest
 
 from grelmicro import Grelmicro
 from grelmicro.backends.memory import MemoryStore
-from grelmicro.clock import Clock, Signal, TimeLimit, end_within, sleep
+from grelmicro.clock import Clock, Signal, TimeLimit, end_within, sleep, working
 from grelmicro.coordination import Coordination, LeaderElection, TaskLock
 from grelmicro.coordination.adapters import LockAdapter
 from grelmicro.errors import OutOfContextError, SettingsValidationError
 from grelmicro.providers.memory import MemoryProvider
 from grelmicro.task import Tasks
 from grelmicro.testing import MovableClock
-from grelmicro.testing.clock import WORK_LIMIT
+from grelmicro.testing.clock import ROUNDS, WORK_LIMIT
 
 
 def test_it_is_a_clock() -> None:
@@ -379,6 +379,25 @@ async def test_it_waits_for_the_real_work_of_tasks(clock: MovableClock, nothing_
     async with backend, tasks:
         await clock.advance(10)
     assert runs == {f"{kind} at {due}": 1 for kind in ("coroutine", "locked", "thread") for due in (0, 5, 10)}
+
+
+async def test_what_follows_work_has_its_time_whenever_that_ends(clock: MovableClock) -> None:
+    seen: list[float] = []
+
+    async def work(rounds: int) -> None:
+        with working(clock):
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        seen.append(clock.now())
+
+    for rounds in range(2 * ROUNDS):
+        begun = clock.now()
+        task = asyncio.create_task(work(rounds))
+        await clock.advance(1)
+        await task
+        assert seen.pop() == begun, f"the clock moved before what follows work of {rounds} rounds"
 
 
 async def test_it_waits_for_the_real_work_of_the_leader(clock: MovableClock, nothing_left: None) -> None:

@@ -114,6 +114,7 @@ class MovableClock:
         self._count = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None  # the one that asked for a timer last
         self._works: set[_Work] = set()
+        self._ended = 0  # works that have ended
 
     def now(self) -> float:
         """Seconds on the clock of leases."""
@@ -192,6 +193,7 @@ class MovableClock:
             yield
         finally:
             self._works.discard(work)
+            self._ended += 1
             _work.reset(token)
 
     def _passed(self) -> float:
@@ -212,14 +214,17 @@ class MovableClock:
     async def _settle(self) -> None:
         """Let everything go on until it waits for the clock, or for what tests do."""
         until = monotonic() + WORK_LIMIT
-        await _let_run()
-        while busy := self._busy():
-            if monotonic() > until:
-                for work in busy:
-                    work.awaited = False
-                return
-            await asyncio.sleep(WORK_POLL)
+        while True:
+            ended = self._ended
             await _let_run()
+            if busy := self._busy():
+                if monotonic() > until:
+                    for work in busy:
+                        work.awaited = False
+                    return
+                await asyncio.sleep(WORK_POLL)
+            elif self._ended == ended:  # else what follows that work has not had all rounds
+                return
 
     def _busy(self) -> list[_Work]:
         """What the clock waits for: not for the work that moves it."""
