@@ -176,3 +176,14 @@ def test_a_call_of_sqlite_is_interrupted(project: Project) -> None:
         process.send_signal(signal.SIGTERM)
         assert ended(process).code == -signal.SIGTERM
     assert project.manage("singleton", "--name", "slow", "--on-busy", "fail", "--", "work", "0").code == 0
+
+
+def test_a_database_that_the_command_never_uses_is_not_looked_at(tmp_path: Path) -> None:
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "db.sqlite3")}
+    archive = {"ENGINE": "no.such.engine", "NAME": "archive"}
+    project = make_project(tmp_path, f"sqlite:///{tmp_path}/locks.db", {"default": database, "archive": archive})
+    # System checks look at every database.
+    unchecked = "class Command(BaseCommand):\n    requires_system_checks = []\n"
+    project.add_command("work", WORK.replace("class Command(BaseCommand):\n", unchecked))
+    done = project.manage("singleton", "--", "work", "0")
+    assert (done.code, done.err) == (0, "")

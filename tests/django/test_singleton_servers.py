@@ -92,13 +92,15 @@ def test_a_frozen_holder_is_fenced_and_ends_when_it_is_thawed(project: Project) 
 
 SLOW = """
 from django.core.management.base import BaseCommand
-from django.db import connection
+from django.db import connections
 from grelmicro_django import lock
 
 
 class Command(BaseCommand):
+    requires_system_checks = []  # which look at every database
+
     def handle(self, *args, **options):
-        with connection.cursor() as cursor:
+        with connections["shop"].cursor() as cursor:
             open("log", "a").write("begin\\n")
             cursor.execute("SELECT pg_sleep(100)")
 """
@@ -115,7 +117,7 @@ def database_of(url: str) -> dict[str, dict[str, object]]:
         "HOST": parts.hostname or "",
         "PORT": parts.port or "",
     }
-    return {"default": database}
+    return {"default": database, "shop": database}
 
 
 @pytest.fixture(params=["psycopg", "psycopg2"])

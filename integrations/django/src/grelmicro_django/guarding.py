@@ -5,18 +5,16 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import sleep
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-
 from grelmicro.coordination import ThreadLockHandle
 from grelmicro.errors import LockLostError
+from grelmicro_django.calls import Calls
 from grelmicro_django.exits import LOST
 from grelmicro_django.policies import Policy
 
@@ -81,7 +79,7 @@ class Endings:
         self._grace = grace
         self._signals = Signals()
         self._held: ThreadLockHandle | None = None
-        self._databases: Sequence[BaseDatabaseWrapper] = ()
+        self._calls: Calls | None = None
         self._receiver: socket.socket | None = None
         self._sender: socket.socket | None = None
 
@@ -90,11 +88,13 @@ class Endings:
         self._held = held
         if self._signals and signal.set_wakeup_fd(-1) == -1:
             # A handler runs between two steps of Python. This tells a thread of a signal that comes amid a long call.
-            self._databases = connections.all()
+            self._calls = Calls()
             self._receiver, self._sender = socket.socketpair()
             self._sender.setblocking(False)
             signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, args=[self._receiver], name="grelmicro-ending", daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=[self._receiver, self._calls], name="grelmicro-ending", daemon=True
+            ).start()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -106,6 +106,8 @@ class Endings:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if self._calls is not None:
+            self._calls.forget()
         if self._sender is not None:
             if (present := signal.set_wakeup_fd(-1)) != self._sender.fileno():
                 signal.set_wakeup_fd(present)
@@ -121,13 +123,13 @@ class Endings:
             self._held.release()
         signal.raise_signal(number)
 
-    def _watch(self, receiver: socket.socket) -> None:
+    def _watch(self, receiver: socket.socket, calls: Calls) -> None:
         """At a signal, end the calls of drivers, after which the handler runs, or the process after the grace."""
         with receiver:
             while numbers := receiver.recv(64):
                 for number in numbers:
                     if number in ENDING and getattr(signal.getsignal(number), "__self__", None) is self:
-                        cancel_calls(self._databases)
+                        calls.cancel(min(CANCEL_SECONDS, self._grace))
                         sleep(self._grace)
                         if self._held is not None:
                             with suppress(Exception):
@@ -156,7 +158,7 @@ class Guard:
         self._before: Handler = None
         self._news: SimpleQueue[str] = SimpleQueue()
         self._over = threading.Event()
-        self._databases: Sequence[BaseDatabaseWrapper] = ()
+        self._calls: Calls | None = None
         self.stopping = False
         """Whether the work was interrupted."""
         self.reason = ""
@@ -165,7 +167,7 @@ class Guard:
     def begin(self) -> None:
         """Begin to watch."""
         if self._main:
-            self._databases = connections.all()  # those of this thread; none is opened by this
+            self._calls = Calls()
             self._before = self._signals.handle(WAKING, self._wake)
         threading.Thread(target=self._wait_lost, name="grelmicro-lease", daemon=True).start()
         threading.Thread(target=self._watch, name="grelmicro-guard", daemon=True).start()
@@ -174,6 +176,8 @@ class Guard:
         """The work has ended: nothing is interrupted any more."""
         self._over.set()
         self._news.put("")
+        if self._calls is not None:
+            self._calls.forget()
         self._signals.put_back()
 
     def loss(self) -> LockLostError | None:
@@ -210,12 +214,10 @@ class Guard:
         if self._over.is_set():
             return
         self.reason = reason
-        if not self._main:
+        if self._calls is None:  # outside the main thread, where nothing is interrupted
             return
         self.stopping = True
-        cancelling = threading.Thread(target=cancel_calls, args=[self._databases], name="grelmicro-cancel", daemon=True)
-        cancelling.start()
-        cancelling.join(min(CANCEL_SECONDS, self._policy.grace))
+        self._calls.cancel(min(CANCEL_SECONDS, self._policy.grace))
         if not self._over.is_set():
             interrupt(self._thread)
         if not self._over.wait(self._policy.grace):
@@ -237,24 +239,3 @@ def interrupt(thread: int) -> None:
         signal.raise_signal(WAKING)
     else:
         signal.pthread_kill(thread, WAKING)
-
-
-def cancel_calls(databases: Sequence[BaseDatabaseWrapper]) -> None:
-    """End what connections of another thread are executing."""
-    for database in databases:
-        driver: Any = database.connection
-        cancel = getattr(driver, "cancel", None) or getattr(driver, "interrupt", None)
-        if cancel is not None:
-            with suppress(Exception):
-                cancel()
-
-
-def drop_connections() -> None:
-    """Close the database connections of this thread so that no other work reuses them, not even by a pool."""
-    for database in connections.all(initialized_only=True):
-        if database.connection is None or database.in_atomic_block:
-            continue
-        with suppress(Exception):
-            database.connection.close()
-        with suppress(Exception):
-            database.close()

@@ -15,7 +15,8 @@ from django.db import close_old_connections
 from grelmicro import Grelmicro
 from grelmicro.coordination import LeaseHolder, Lock, LockHandle, LockLostError, ThreadLockHandle, WouldBlockError
 from grelmicro.errors import CoordinationBackendError, GrelmicroError
-from grelmicro_django.guarding import Endings, Guard, Interrupted, Terminated, drop_connections
+from grelmicro_django.calls import drop_connections
+from grelmicro_django.guarding import Endings, Guard, Interrupted, Terminated
 from grelmicro_django.policies import Policy
 from grelmicro_django.serving import aserved, served, serving
 from grelmicro_django.transactions import refuse_open_transactions
