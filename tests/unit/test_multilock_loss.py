@@ -25,9 +25,14 @@ from tests.unit.test_multilock import free, locks
 
 
 async def waiting_for_b(client: LockAdapter, other: LockAdapter, multi: MultiLock) -> asyncio.Task[MultiLockHandle]:
-    """Have `multi` wait for `b`, which `other` holds, with `a` in hand."""
+    """Have `multi` wait for a hint of `b`, which `other` holds, with `a` in hand."""
     waiting = asyncio.create_task(multi.acquire())
-    await eventually(lambda: "lock:b" in client.queues.lines and len(client.renewer), "it waits")
+
+    def waits() -> bool:
+        line = client.queues.lines.get("lock:b")
+        return line is not None and line.offer is not None and len(client.renewer) > 0
+
+    await eventually(waits, "it waits")
     return waiting
 
 
